@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import lightning.fabric  # noqa: F401  # its log keeps the stderr it is imported under: the real one
@@ -138,3 +138,20 @@ def bucket(object_server: "ObjectServer", monkeypatch: pytest.MonkeyPatch) -> st
     name = f"bucket-{uuid4().hex[:12]}"
     object_server.client().create_bucket(Bucket=name)
     return f"s3://{name}"
+
+
+@pytest.fixture(scope="session")
+def machines() -> Iterator[Any]:
+    """Ray with a head and a second node, one CPU each."""
+    ray = pytest.importorskip("ray")
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    found.second = found.add_node(num_cpus=1, object_store_memory=10**8)
+    ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
+    yield found
+    ray.shutdown()
+    found.shutdown()

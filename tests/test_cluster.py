@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from sufficit.runs.config import Workers, read_toml, read_workers, workers_from
+
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "docs" / "cluster"
 
@@ -66,7 +68,10 @@ def test_the_job_of_kubernetes_has_the_fields_that_kuberay_requires() -> None:
     (worker,) = cluster["workerGroupSpecs"]
     assert worker["minReplicas"] <= worker["replicas"] <= worker["maxReplicas"]
     asked = shlex.split(job["spec"]["entrypoint"])
-    assert int(asked[asked.index("--workers") + 1]) == worker["maxReplicas"]
+    assert asked == "sufficit compare --config /shared/run.toml --out /shared/run".split()
+    workers = workers_from(read_workers(FILES / "run.toml"))
+    assert workers == Workers(count=worker["maxReplicas"], address="auto", gpus=1)
+    assert read_toml(FILES / "run.toml")["unit_size"] == 256
 
 
 def commands() -> Iterator[tuple[str, list[str]]]:
@@ -81,7 +86,7 @@ def commands() -> Iterator[tuple[str, list[str]]]:
 def test_their_commands_have_options_that_exist(sufficit: Any) -> None:
     helps: dict[str, str] = {}
     for name, words in commands():
-        helps.setdefault(words[1], sufficit(words[1], "--help").out)
+        helps.setdefault(words[1], sufficit(words[1], "--help-all").out)
         for word in words[2:]:
             assert not word.startswith("--") or word in helps[words[1]], (name, word)
     assert {name for name, _ in commands()} == {"rayjob.yaml", "scale.md", "slurm.sh"}
@@ -102,7 +107,7 @@ JOIN = """
 import os, sys, time, ray
 given = dict(zip(sys.argv, sys.argv[1:]))
 try:
-    ray.init(address=given["--address"], log_to_driver=False, logging_level="ERROR")
+    ray.init(address=given["--workers"], log_to_driver=False, logging_level="ERROR")
 except Exception as error:
     print("refused:", type(error).__name__, error, flush=True)
     raise SystemExit(0)

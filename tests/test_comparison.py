@@ -8,7 +8,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from sufficit.runs.maps import MapFile
 from torch import Tensor
 
 from small_models import Traces, rand
@@ -17,7 +16,9 @@ from sufficit import Classifier, Lax, UserError, View, evaluate, explain
 from sufficit.comparison import compare
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images, read_image
+from sufficit.metrics.metric import AnyMetric, MapMetric
 from sufficit.runs.job import make_job
+from sufficit.sources import MapFile
 
 QUICK: dict[str, Any] = {**STEPS, "donors": 2, "progress": False}
 
@@ -70,7 +71,7 @@ def test_every_kind_of_source_is_scored_as_evaluate_scores_its_maps(
         "word": f"python:{place / 'mine.py'}:own",
         "npz": str(place / "maps.npz"),
         "tensors": str(place / "maps.safetensors"),
-        "file": MapFile(place / "maps.npz"),
+        "file": MapFile("file", place / "maps.npz"),
         "tensor": given,
     }
     results = compare(classifier, images, sources, labels, names=names, **QUICK)
@@ -122,16 +123,16 @@ def test_a_folder_is_scored_as_its_images_are(place: Path, classifier: Classifie
     assert tensor.config.data == "images in memory"
     assert folder.config.model == "Sequential"
     loaded = Classifier.load("sufficit:digits")
-    run = compare(loaded, rand(2, 3, 64, 64), ["center"], leak=False, **QUICK)
+    run = compare(loaded, rand(2, 3, 64, 64), ["center"], checks="none", **QUICK)
     assert run.config.model == "sufficit:digits"
 
 
 def test_images_without_targets_are_scored_for_the_prediction(classifier: Classifier) -> None:
     images = rand(4, 3, 12, 10)
-    results = compare(classifier, images, {"mine": brightness}, leak=False, **QUICK)
+    results = compare(classifier, images, {"mine": brightness}, checks="controls,fill", **QUICK)
     predicted = classifier(images).argmax(1)
     assert results.rows["mine"]["target"].tolist() == predicted.tolist()
-    assert results.record["targets"] == "prediction"
+    assert results.record.targets == "prediction"
     assert len(set(results.names)) == 4
     table = results.table()
     assert list(table.index) == ["mine", "random", "center"]
@@ -146,14 +147,14 @@ def test_a_classifier_with_a_view_takes_images_as_they_are(place: Path) -> None:
     classifier = made["make"]()
     assert classifier.view == View((12, 10))
     images = rand(3, 3, 12, 10)
-    results = compare(classifier, images, {"mine": brightness}, leak=False, **QUICK)
+    results = compare(classifier, images, {"mine": brightness}, checks="controls,fill", **QUICK)
     assert results.shown is not None
     assert torch.equal(results.shown.images, images[list(results.shown.rows)])
 
 
 def test_options_are_those_of_the_command(classifier: Classifier) -> None:
     images = rand(4, 3, 12, 10)
-    options = {"controls": False, "leak": False, "alpha_min": 0.3, "columns": ["msi"], "seed": 5}
+    options = {"checks": "fill", "alpha_min": 0.3, "columns": ["msi"], "seed": 5}
     results = compare(classifier, images, ["gradcam"], **options, **QUICK)
     assert results.methods == ("gradcam",)
     assert (results.alpha_min, results.config.seed) == (0.3, 5)
@@ -171,7 +172,7 @@ def test_an_interrupted_comparison_resumes_and_a_finished_one_is_not_replaced(
         calls.append(len(images))
         return images.mean(1)
 
-    options: dict[str, Any] = {"methods": {"mine": counted}, "leak": False, **QUICK}
+    options: dict[str, Any] = {"methods": {"mine": counted}, "checks": "controls,fill", **QUICK}
     whole = compare(classifier, images, **options)
     calls.clear()
     interrupted(lambda: compare(classifier, images, out=tmp_path / "out", **options))
@@ -180,8 +181,12 @@ def test_an_interrupted_comparison_resumes_and_a_finished_one_is_not_replaced(
     results = compare(classifier, images, out=tmp_path / "out", **options)
     assert calls == [8]
     pandas.testing.assert_frame_equal(results.rows["mine"], whole.rows["mine"])
-    with pytest.raises(UserError, match="holds a finished run: choose another --out, or"):
-        compare(classifier, images, out=tmp_path / "out", **options)
+    calls.clear()
+    finished = compare(classifier, images, out=tmp_path / "out", **options)
+    assert calls == []  # the results are read
+    pandas.testing.assert_frame_equal(finished.rows["mine"], whole.rows["mine"])
+    with pytest.raises(UserError, match="holds a finished run of other .*: choose another --out"):
+        compare(classifier, images, out=tmp_path / "out", **{**options, "seed": 1})
     again = compare(classifier, images[:3], out=tmp_path / "out", overwrite=True, **options)
     assert len(again.names) == 3
 
@@ -246,7 +251,7 @@ def test_labels_in_third_place_are_refused(
 
 
 def test_methods_in_one_text_are_read_as_on_the_command_line(classifier: Classifier) -> None:
-    options = {"controls": False, "leak": False, "columns": ["msi"], **QUICK}
+    options = {"checks": "none", "columns": ["msi"], **QUICK}
     for words, names in [("gradcam", ["gradcam"]), ("gradcam, center", ["gradcam", "center"])]:
         results = compare(classifier, rand(2, 3, 12, 10), words, **options)
         assert list(results.methods) == names
@@ -271,7 +276,9 @@ def test_no_source_takes_the_place_of_a_file_of_the_run(
 def test_the_model_is_left_as_it_was(classifier: Classifier) -> None:
     classifier.model.train()
     traces = Traces(classifier.model)
-    compare(classifier, rand(3, 3, 12, 10), ["gradcam", "kpca-cam"], leak=False, **QUICK)
+    compare(
+        classifier, rand(3, 3, 12, 10), ["gradcam", "kpca-cam"], checks="controls,fill", **QUICK
+    )
     traces.check()
 
 
@@ -280,7 +287,8 @@ def test_a_control_under_another_name_is_drawn_as_it_was_scored(
 ) -> None:
     images = rand(4, 3, 12, 10)
     sources = {"middle": "center", "chance": "random", "heatmaps": brightness}
-    results = compare(classifier, images, sources, leak=False, out=tmp_path / "out", **QUICK)
+    options: dict[str, Any] = {"checks": "controls,fill", "out": tmp_path / "out", **QUICK}
+    results = compare(classifier, images, sources, **options)
     assert results.shown is not None
     rows = list(results.shown.rows)
     kept = results.heatmaps(rows, ["middle", "center", "chance", "random", "heatmaps"])
@@ -296,19 +304,17 @@ def test_options_of_a_method_belong_to_the_run_and_are_recorded(
 ) -> None:
     _, images, labels = images_of(place)
     given = (classifier, images)
-    options: dict[str, Any] = {**QUICK, "leak": False, "controls": False, "out": tmp_path / "run"}
+    options: dict[str, Any] = {**QUICK, "checks": "fill", "out": tmp_path / "run"}
     few = {"fine": ("finer-cam", {"nearest": 1}), "cam": "gradcam"}
     results = compare(*given, few, labels, **options)
     wanted = evaluate(
         *given, explain(*given, labels, "finer-cam:nearest=1"), labels, alpha_min=0.5, **STEPS
     )
     assert results.rows["fine"]["msi"].tolist() == pytest.approx(wanted.msi.tolist(), abs=1e-6)
-    recorded = results.record["sources"]["fine"]
-    assert recorded["method"] == "finer-cam:nearest=1"
-    assert recorded["options"] == {"nearest": 1, "reading": "weighted"}
-    assert (recorded["sign"], recorded["class_agnostic"], recorded["passes"]) == (
-        *("positive", False), 3,
-    )  # fmt: skip
+    recorded = results.record.sources["fine"]
+    assert recorded.method == "finer-cam:nearest=1"
+    assert recorded.options == {"nearest": 1, "reading": "weighted"}
+    assert (recorded.sign, recorded.class_agnostic, recorded.passes) == ("positive", False, 3)
     config = config_for(place / "photos")
     keys = [
         make_job(replace(config, methods=(f"fine={word}",))).key()["methods"]["fine"]
@@ -316,3 +322,15 @@ def test_options_of_a_method_belong_to_the_run_and_are_recorded(
     ]
     assert keys[1] == keys[2] == "finer-cam:nearest=3:reading=weighted"
     assert len({*keys}) == 3
+
+
+def test_a_formula_of_ones_own_that_changes_is_another_run(place: Path) -> None:
+    config = config_for(place / "photos")
+
+    def keyed(metric: AnyMetric) -> Any:
+        return make_job(config, metrics={"own": metric}).key()["metrics"]["own"]
+
+    brightest = MapMetric(True, lambda _: lambda heatmaps, _: heatmaps.amax((1, 2)))
+    darkest = MapMetric(True, lambda _: lambda heatmaps, _: heatmaps.amin((1, 2)))
+    assert keyed(brightest) == keyed(replace(brightest))
+    assert keyed(brightest) != keyed(darkest)

@@ -4,13 +4,14 @@ from fractions import Fraction
 
 import pytest
 import torch
-from sufficit import Classifier, UserError
+
+from sufficit import Classifier, UserError, compare
 from sufficit.data.digits import synthetic_digits
 from sufficit.evaluation import batch_of
-from sufficit.sources.fitted import THOUSANDTHS, Fitted, choose
 from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.fills import FILLS
-from sufficit.sources import Control, Maps, MapTensor, Method, SourceBase, cut_at
+from sufficit.sources import Control, Maps, MapTensor, Method, SourceBase, cut_at, sources_of
+from sufficit.sources.fitted import THOUSANDTHS, Fitted, choose
 
 SIZES = [Fraction(size, 1000) for size in THOUSANDTHS]
 
@@ -42,7 +43,9 @@ def plainly(model, image, target, order, fills):
 
     def right(mask, fill):
         hidden = FILLS[fill](image[None])
-        return int(model(image[None].where(mask.view(1, 1, *order.shape), hidden)).argmax() == target)
+        return int(
+            model(image[None].where(mask.view(1, 1, *order.shape), hidden)).argmax() == target
+        )
 
     kept, rest = {}, {}
     for number, size in enumerate(SIZES):
@@ -90,7 +93,8 @@ def test_gradcam_fitted_marks_the_region_and_keeps_the_order_of_all_pixels() -> 
         inner.maps(model, batch).maps[:, None], size=batch.size, mode="bilinear"
     )[:, 0]
     assert torch.equal(ranks(heatmaps), ranks(raw))
-    assert float(heatmaps.max()) <= 1 and float(heatmaps.min()) >= 0
+    assert float(heatmaps.max()) <= 1
+    assert float(heatmaps.min()) >= 0
 
 
 def test_values_of_a_cut_map_are_distinct_on_a_large_image() -> None:
@@ -132,3 +136,31 @@ def test_a_wrong_target_is_fitted_by_its_probability() -> None:
 def test_a_fit_without_a_fill_is_refused() -> None:
     with pytest.raises(UserError, match="one fill or more"):
         Fitted(MapTensor("maps", torch.rand(1, 4, 4)), fills=())
+
+
+def test_a_word_cuts_any_source_and_draws_its_map_once() -> None:
+    found = {one.name: one for one in sources_of(["gradcam", "gradcam+fit", "random+fit"])}
+    assert [*found] == ["gradcam", "gradcam+fit", "random+fit", "random", "center", "center+fit"]
+    assert found["gradcam+fit"].source is found["gradcam"]
+    roles = {name: one.role for name, one in found.items()}
+    assert roles["gradcam+fit"] == "method"
+    assert roles["center+fit"] == "control"
+    assert [one.name for one in sources_of(["mine=gradcam+fit"], controls=False)] == ["mine"]
+
+
+def test_a_run_scores_the_cut_under_a_fill_it_has_not_asked(tmp_path) -> None:
+    model, batch = digits()
+    steps = {"value_step": 0.25, "percent_step": 0.25, "unit_size": 4, "progress": False}
+    methods = {"gradcam+fit": Fitted("gradcam"), "gradcam": "gradcam"}
+    asked = {**steps, "checks": ("fill", "controls", "leak")}
+    result = compare(model, batch.images, methods, batch.targets, out=tmp_path / "run", **asked)
+    conditions = {one.key: one.fill for one in result.conditions}
+    assert conditions["held_out"] == "mean"
+    rows = result.rows["gradcam+fit"]
+    assert (rows["fit_enough"] == 1).all()
+    # alpha_min marks exactly the region, and alone it is right with black around it.
+    assert rows["mask_penalty"].sub(rows["fit_share"]).abs().max() <= 1 / 4096
+    assert result.table().at["gradcam+fit", "msi"] > result.table().at["gradcam", "msi"]
+    again = compare(model, batch.images, methods, batch.targets, **asked)
+    assert again.rows["gradcam+fit"].equals(rows)
+    assert "Share of the image in the region" in result.report(tmp_path / "r.html").read_text()

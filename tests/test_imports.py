@@ -16,7 +16,7 @@ HEAVY = {
 }
 LATER = {*HEAVY, "sympy", "torchvision", "torch._dynamo", "torch._inductor", "triton"}
 ALL = "import sufficit\nfor name in dir(sufficit): getattr(sufficit, name)"
-RUNS = "import sufficit.runs.actors; Classifier.load('sufficit:digits')"
+RUNS = "import sufficit.runs.workers; Classifier.load('sufficit:digits')"
 CODES = {
     f"from sufficit import Classifier, evaluate, explain, leak, Lax\n{RUNS}": LATER,
     ALL: HEAVY,

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from sufficit.progress import bar, stage
+from sufficit.progress import bar, counted, counting_bar, passed
 
 
 def test_a_bar_without_a_total_counts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -73,12 +73,40 @@ def test_a_function_of_the_caller_is_called_instead() -> None:
     assert told == [(1.5, 4)]
 
 
-def test_stages_are_parts_of_the_whole() -> None:
-    told = []
-    for which in range(3):
-        part = stage(lambda done, total: told.append(done / total), which, 3)
-        assert part is not None
-        part(5, 10)
-        part(10, 10)
-    assert told == pytest.approx([1 / 6, 1 / 3, 1 / 2, 2 / 3, 5 / 6, 1])
-    assert stage(None, 0, 2) is None
+def test_images_are_counted_where_they_pass_the_model() -> None:
+    told: list[tuple[float, float]] = []
+    with counting_bar("images", 10, lambda done, total: told.append((done, total))):
+        passed(4)
+        passed(3)
+    assert told == [(4, 10), (7, 10), (10, 10)]  # fewer were needed than foreseen
+    passed(3)
+    assert len(told) == 3
+
+
+def test_more_images_than_foreseen_do_not_pass_the_end() -> None:
+    told: list[float] = []
+    with counting_bar("images", 5, lambda done, total: told.append(done)):
+        passed(4)
+        passed(4)
+    assert told == [4, 5, 5]
+
+
+def test_an_inner_count_takes_the_place_of_the_outer_one() -> None:
+    outer: list[int] = []
+    inner: list[int] = []
+    with counted(outer.append):
+        passed(1)
+        with counted(inner.append):
+            passed(2)
+        with counted(None):
+            passed(3)
+        passed(4)
+    assert (outer, inner) == ([1, 4], [2])
+
+
+def test_a_count_ends_with_its_block_after_an_error_too() -> None:
+    outer: list[int] = []
+    with pytest.raises(KeyError), counted(outer.append):
+        raise KeyError
+    passed(1)
+    assert outer == []

@@ -28,6 +28,7 @@ from digit_folder import main as write_digits
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
 from sufficit.files import is_unfinished
+from sufficit.runs.store import MAPS
 
 COARSE = ("--value-step", "0.25", "--percent-step", "0.25", "--device", "cpu")
 DIGITS = ("--model", "sufficit:digits")
@@ -109,28 +110,21 @@ def _draw_nothing() -> None:
 
 
 def _kill_at(moment: Moment) -> None:
-    """Kill this process at a file: every one gets its name by a rename, or by an upload."""
-    from sufficit.storage import RemotePath
-
+    """Kill this process at a file: every one gets its name by a rename."""
     left = [moment.write]
+    real = Path.replace
 
-    def killing(real: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        def name(one: Any, other: Any) -> Any:
-            left[0] -= 1
-            if left[0] == 0 and not moment.named:
-                part = other if real is upload else one
-                os.truncate(part, part.stat().st_size // 2)  # it was still being written
-                os.kill(os.getpid(), signal.SIGKILL)
-            found = real(one, other)
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return found
+    def killing(part: Path, path: Path) -> Path:
+        left[0] -= 1
+        if left[0] == 0 and not moment.named:
+            os.truncate(part, part.stat().st_size // 2)  # it was still being written
+            os.kill(os.getpid(), signal.SIGKILL)
+        found = real(part, path)
+        if left[0] == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return found
 
-        return name
-
-    upload = RemotePath.upload
-    Path.replace = killing(Path.replace)  # type: ignore[method-assign]
-    RemotePath.upload = killing(upload)  # type: ignore[method-assign]
+    Path.replace = killing  # type: ignore[method-assign]
 
 
 def files(out: Path, *patterns: str) -> dict[str, Any]:
@@ -157,7 +151,7 @@ def first_missing(*marks: tuple[str, str]) -> Callable[[Path], str]:
 
 def _compare(data: Path, out: Path) -> Sequence[object]:
     words = ("compare", *DIGITS, "--data", data / "digits", "--out", out, *COARSE)
-    return (*words, "--donors", 2, "--methods", "gradcam", "--save-heatmaps")
+    return (*words, "--methods", "gradcam")
 
 
 def _evaluate(data: Path, out: Path) -> Sequence[object]:
@@ -188,7 +182,7 @@ COMMANDS = {
     ),
     "evaluate": Command(
         _evaluate,
-        lambda out: files(out, "*.parquet", "summary.json"),
+        lambda out: files(out, "*/*.parquet", "summary.json"),
         first_missing(("scores", "*"), ("results", "run.json")),
     ),
     "train-lax": Command(
@@ -204,7 +198,7 @@ COMMANDS = {
     "explain": Command(
         _explain,
         lambda out: files(out, "*.npz", "overlays/**/*.png"),
-        first_missing(("start", "heatmaps"), ("heatmaps", "*.npz"), ("results", "run.json")),
+        first_missing(("start", MAPS), ("heatmaps", "*.npz"), ("results", "run.json")),
     ),
     "sanity": Command(
         _sanity,

@@ -21,7 +21,8 @@ from digit_folder import main as write_digits
 from sufficit.runs.config import Workers, config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
-from sufficit.runs.store import Store
+from sufficit.runs.store import MAPS, Store
+from sufficit.runs.workers import spreading
 
 IMAGES, UNIT = 40, 2
 KINDS = ("worker", "hang", "memory", "node", "driver")
@@ -53,20 +54,19 @@ def compute(place: Path, out: Path, workers: Workers | None) -> None:
             "model": "sufficit:digits",
             "data": str(place / "digits"),
             "methods": ["gradcam", f"slow=python:{place / 'slow.py'}:slow"],
-            "controls": False,
-            "leak": False,
-            "alpha_curve": False,
+            "checks": ["none"],
             "device": "cpu",
             "value_step": 0.25,
             "percent_step": 0.25,
         }
     )
-    run(make_job(config, unit=UNIT), out, progress=False, workers=workers)
+    with spreading(workers, make_job(config, unit=UNIT)) as (job, spread):
+        run(job, out, progress=False, spread=spread)
 
 
 def rows(out: Path) -> dict[str, bytes]:
     """The files that must not depend on who computed them."""
-    patterns = ("*/*.parquet", "heatmaps/*", "summary.json", "pairs.csv")
+    patterns = ("*/*.parquet", f"{MAPS}/*", "summary.json", "pairs.csv", "curves.json")
     found = sorted(path for pattern in patterns for path in out.glob(pattern))
     return {str(path.relative_to(out)): path.read_bytes() for path in found}
 
@@ -140,7 +140,7 @@ class Trial:
                 self.counts["runs that ended with failed units"] += driver.returncode > 0
                 driver = self.start(out)
             elif self.kills() < kills and time.monotonic() < end:
-                now = len(Store(out).done("scores"))
+                now = len(Store(out).done())
                 if now > done and self.disturb(chance, driver):  # never twice without a unit done
                     done = now
 

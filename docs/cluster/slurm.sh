@@ -42,4 +42,4 @@ if ((others > 0)); then
 fi
 
 env -u SLURM_NTASKS sufficit compare --model torchvision:resnet50 --data "$DATA" --out "$OUT" \
-    --precision bf16 --address "$address" --workers $((SLURM_JOB_NUM_NODES * GPUS)) --cpus-per-worker 4
+    --precision bf16 --workers "$address"

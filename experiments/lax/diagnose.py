@@ -15,7 +15,6 @@ import time
 from pathlib import Path
 
 import measure
-import networks
 import numpy as np
 import photographs
 import torch
@@ -23,14 +22,18 @@ import torch.nn.functional as F
 from fills import SCORED, enlarged, gaussian
 from torch import Tensor
 
+import networks
+
 STEP = 192 if torch.cuda.is_available() else 4  # photographs in one forward pass for features
 
 
 @torch.no_grad()
-def describe(network: networks.Network, photos: photographs.Photographs) -> tuple[Tensor, Tensor, Tensor]:
+def describe(
+    network: networks.Network, photos: photographs.Photographs
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the last features [N,K,h,w], the logits [N,C] and the predictions [N]."""
     last, logits = [], []
-    for some in measure._padded(torch.arange(len(photos), device=network.device), STEP).split(STEP):
+    for some in measure.padded(torch.arange(len(photos), device=network.device), STEP).split(STEP):
         features, said = network.features(network.normalize(photos.images(some)))
         last.append(features[3])
         logits.append(said)
@@ -43,7 +46,9 @@ def at_image_size(maps: Tensor) -> Tensor:
     return enlarged(maps)
 
 
-def vit_cams(network: networks.Network, photos: photographs.Photographs, targets: Tensor) -> dict[str, Tensor]:
+def vit_cams(
+    network: networks.Network, photos: photographs.Photographs, targets: Tensor
+) -> dict[str, Tensor]:
     """Return Grad-CAM and Layer-CAM at the first norm of a ViT's last block: [N,14,14] each."""
     stage = network.stages[3]
     block = stage.blocks[-1]
@@ -81,12 +86,16 @@ def random_maps(count: int, device: str) -> Tensor:
     return drawn.to(device)
 
 
-def draw(network: networks.Network, photos: photographs.Photographs) -> tuple[dict[str, Tensor], Tensor]:
+def draw(
+    network: networks.Network, photos: photographs.Photographs
+) -> tuple[dict[str, Tensor], Tensor]:
     """Return the order of every method at 224 px, and the predictions."""
     last, _, targets = describe(network, photos)
     maps = {"gradcam": at_image_size(network.class_evidence(last, targets))}
     if network.name == "deit_tiny":
-        maps |= {name: at_image_size(found) for name, found in vit_cams(network, photos, targets).items()}
+        maps |= {
+            name: at_image_size(found) for name, found in vit_cams(network, photos, targets).items()
+        }
     else:
         positive = network.weight[targets].relu()
         maps["layercam"] = at_image_size(torch.einsum("nkhw,nk->nhw", last.float(), positive))
@@ -112,13 +121,18 @@ def rounded(value: object) -> object:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    """Score every map on every part."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--network", choices=networks.NAMES, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--parts", default="choose,report")
-    parser.add_argument("--only-choose", default="random,gradcam smooth 4,gradcam smooth 8,gradcam smooth 16")
+    parser.add_argument(
+        "--only-choose", default="random,gradcam smooth 4,gradcam smooth 8,gradcam smooth 16"
+    )
     parser.add_argument("--maps", type=Path)
     parser.add_argument("--limit", type=int)
     args = parser.parse_args()
@@ -161,8 +175,16 @@ def main() -> None:
             arrays |= answers.arrays(f"{network.name}/{name}/{part}", probabilities=True)
             arrays[f"{network.name}/{name}/{part}/leak"] = leaks.half().numpy()
             rows.append(rounded(row))
-            shown = {key: row[key] for key in ("common_size", "size black+blur", "corr own", "pointing")}
-            print(f"[{time.time() - started:.0f}s]", name, part, json.dumps(rounded(shown)), flush=True)
+            shown = {
+                key: row[key] for key in ("common_size", "size black+blur", "corr own", "pointing")
+            }
+            print(
+                f"[{time.time() - started:.0f}s]",
+                name,
+                part,
+                json.dumps(rounded(shown)),
+                flush=True,
+            )
             for fill in answers.kept:
                 print("   ", fill, json.dumps(rounded(row[fill])), flush=True)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -116,7 +116,12 @@ def _pixel_noise(images: Tensor) -> Tensor:
 
 TRAINING = {
     # As handed over: black, a flat colour, smooth noise, another photograph's colours at 12 px.
-    "handed": ((torch.zeros_like, 0.30), (_flat, 0.20), (_smooth_noise, 0.15), (_other_colours, 0.35)),
+    "handed": (
+        (torch.zeros_like, 0.30),
+        (_flat, 0.20),
+        (_smooth_noise, 0.15),
+        (_other_colours, 0.35),
+    ),
     # With the photograph's own blur and noise of single pixels.
     "wide": (
         (torch.zeros_like, 0.25),

@@ -1,4 +1,4 @@
-"""Compare rules of the fit from answers that diagnose.py or train_order.py saved; no network is asked.
+"""Compare rules of the fit from saved answers; no network is asked.
 
     python experiments/lax/fit_rules.py FOLDER --part choose [--out results/fit-rules-choose.json]
 
@@ -28,7 +28,9 @@ RULES = {
 def rows_of(path: Path, part: str) -> list[dict[str, object]]:
     """Return a row per map and rule for the answers in one file."""
     arrays = dict(np.load(path))
-    prefixes = sorted({"/".join(key.split("/")[:-2]) for key in arrays if key.endswith("/black/kept")})
+    prefixes = sorted(
+        {"/".join(key.split("/")[:-2]) for key in arrays if key.endswith("/black/kept")}
+    )
     rows = []
     for prefix in prefixes:
         if not prefix.endswith("/" + part):
@@ -51,14 +53,19 @@ def rows_of(path: Path, part: str) -> list[dict[str, object]]:
                     "msi": means,
                     "not asked": {fill: mean for fill, mean in means.items() if fill not in asked},
                     "mean of five": sum(means.values()) / len(means),
-                    "worst but patches": min(mean for fill, mean in means.items() if fill != "patches"),
+                    "worst but patches": min(
+                        mean for fill, mean in means.items() if fill != "patches"
+                    ),
                 }
             )
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    """Print a row per map and rule."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("--part", default="choose")
     parser.add_argument("--maps", default="gradcam,center,E2")
@@ -66,10 +73,17 @@ def main() -> None:
     args = parser.parse_args()
     rows = []
     for path in sorted(args.folder.glob("*.npz")):
-        rows += [row for row in rows_of(path, args.part) if row["map"].split("/")[1] in args.maps.split(",")]
+        rows += [
+            row
+            for row in rows_of(path, args.part)
+            if row["map"].split("/")[1] in args.maps.split(",")
+        ]
     for row in rows:
         cells = "  ".join(f"{fill} {value:.3f}" for fill, value in sorted(row["msi"].items()))
-        print(f"{row['map']:34} {row['rule']:38} size {row['size']:.2f}  {cells}  mean {row['mean of five']:.3f} worst {row['worst but patches']:.3f}")
+        print(
+            f"{row['map']:34} {row['rule']:38} size {row['size']:.2f}  {cells}",
+            f"mean {row['mean of five']:.3f} worst {row['worst but patches']:.3f}",
+        )
     if args.out:
         args.out.write_text(json.dumps(rounded(rows), indent=1))
 

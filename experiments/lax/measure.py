@@ -9,9 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from fills import fill_of
-from networks import Network
 from photographs import Photographs
 from torch import Tensor
+
+from networks import Network
 
 SIZES = (
     0.02, 0.03, 0.04, 0.06, 0.08, 0.10, 0.125, 0.15, 0.18, 0.21, 0.25, 0.29,
@@ -46,10 +47,18 @@ class Answers:
         """Read what `arrays` returned."""
         whole = torch.from_numpy(arrays[f"{prefix}/whole_p"])
         count = len(whole)
-        fills = sorted({key.split("/")[-2] for key in arrays if key.startswith(prefix + "/") and key.endswith("/kept")})
+        fills = sorted(
+            {
+                key.split("/")[-2]
+                for key in arrays
+                if key.startswith(prefix + "/") and key.endswith("/kept")
+            }
+        )
 
         def bits(fill: str, kind: str, width: int) -> Tensor:
-            return torch.from_numpy(np.unpackbits(arrays[f"{prefix}/{fill}/{kind}"], axis=-1, count=width)).bool()
+            return torch.from_numpy(
+                np.unpackbits(arrays[f"{prefix}/{fill}/{kind}"], axis=-1, count=width)
+            ).bool()
 
         return cls(
             kept={fill: bits(fill, "kept", len(SIZES)) for fill in fills},
@@ -71,7 +80,7 @@ def ranks_of(maps: Tensor) -> Tensor:
     return torch.empty_like(numbers).scatter_(1, order, numbers).view_as(maps)
 
 
-def _padded(rows: Tensor, multiple: int) -> Tensor:
+def padded(rows: Tensor, multiple: int) -> Tensor:
     """Repeat the last row until the number of rows is a multiple."""
     missing = -len(rows) % multiple
     return torch.cat([rows, rows[-1:].expand(missing, *rows.shape[1:])]) if missing else rows
@@ -89,10 +98,12 @@ Plain = tuple[Tensor, dict[str, Tensor]]
 
 
 @torch.no_grad()
-def ask_plain(network: Network, photographs: Photographs, targets: Tensor, fills: tuple[str, ...]) -> Plain:
-    """Return the target's probability for whole images [N], and by fill whether the fill gives it."""
+def ask_plain(
+    network: Network, photographs: Photographs, targets: Tensor, fills: tuple[str, ...]
+) -> Plain:
+    """Return the target's probability for whole images [N], and whether each fill gives it."""
     count = len(photographs)
-    rows = _padded(torch.arange(count, device=targets.device), TOGETHER * len(SIZES))
+    rows = padded(torch.arange(count, device=targets.device), TOGETHER * len(SIZES))
     donors = donors_of(count).to(targets.device)
     whole, empty = [], {fill: [] for fill in fills}
     for some in rows.split(TOGETHER * len(SIZES)):
@@ -108,15 +119,17 @@ def ask_plain(network: Network, photographs: Photographs, targets: Tensor, fills
 
 
 @torch.no_grad()
-def ask(network: Network, photographs: Photographs, maps: Tensor, targets: Tensor, plain: Plain) -> Answers:
-    """Send the 24 level sets of each map, and what each leaves, through the network under each fill.
+def ask(
+    network: Network, photographs: Photographs, maps: Tensor, targets: Tensor, plain: Plain
+) -> Answers:
+    """Ask the network about the 24 level sets of each map, and what each leaves, under each fill.
 
     maps [N,224,224] on the network's device, targets [N]; `plain` is what `ask_plain` returned, and
     gives the fills.
     """
     count, pixels = len(photographs), maps[0].numel()
     cuts = torch.tensor([round(size * pixels) for size in SIZES], device=maps.device)
-    rows = _padded(torch.arange(count, device=maps.device), TOGETHER)
+    rows = padded(torch.arange(count, device=maps.device), TOGETHER)
     donors = donors_of(count).to(maps.device)
     whole_p, empty = plain
     kept, rest, kept_p = ({fill: [] for fill in empty} for _ in range(3))
@@ -126,7 +139,9 @@ def ask(network: Network, photographs: Photographs, maps: Tensor, targets: Tenso
         masks = (ranks_of(maps[some])[:, None] < cuts.view(1, -1, 1, 1))[:, :, None]
         repeated = targets[some].repeat_interleave(len(SIZES))
         for fill in empty:
-            blank = network.normalize(fill_of(fill, images, photographs.images(donors[some])))[:, None]
+            blank = network.normalize(fill_of(fill, images, photographs.images(donors[some])))[
+                :, None
+            ]
             for region in (True, False):
                 shown = torch.where(masks if region else ~masks, inputs, blank).flatten(0, 1)
                 logits = network.logits(shown.contiguous(memory_format=layout(network)))
@@ -155,7 +170,9 @@ def insertion(answers: Answers, fill: str) -> Tensor:
     """Return the area under kept over the size, from nothing to the whole image: [N]."""
     sizes = torch.cat([torch.zeros(1), _sizes(), torch.ones(1)])
     whole = torch.ones(len(answers.whole_p), 1)
-    curve = torch.cat([answers.empty[fill][:, None].double(), answers.kept[fill].double(), whole], 1)
+    curve = torch.cat(
+        [answers.empty[fill][:, None].double(), answers.kept[fill].double(), whole], 1
+    )
     return torch.trapezoid(curve, sizes, dim=1)
 
 
@@ -186,8 +203,8 @@ def fit(answers: Answers, fills: tuple[str, ...], share: float = 0.0) -> Tensor:
     """Choose a size per image by the rule of the fit: [N], 24 where no size suffices.
 
     A size suffices if the region gives the target with every fill (and, with `share`, at least so
-    much of the whole image's probability). Kept and rest are averaged over fills and over a size and
-    its two neighbours, ends repeated; the highest kept - rest / 2 - size among those that suffice
+    much of the whole image's probability). Kept and rest are averaged over fills and over a size
+    and its two neighbours, ends repeated; the highest kept - rest / 2 - size among those that suffice
     wins, ties the smaller. In integers, so that ties are ties.
     """
     kept = torch.stack([answers.kept[fill] for fill in fills]).long()
@@ -240,7 +257,10 @@ def summary(answers: Answers, common: int, own_size: Tensor | None = None) -> di
             "common": every[:, common].mean().item(),
             "best_common": every.mean(0).max().item(),
             "hindsight": every.amax(1).mean().item(),
-            **{f"fit {name}": msi_at(answers, fill, at).mean().item() for name, at in chosen.items()},
+            **{
+                f"fit {name}": msi_at(answers, fill, at).mean().item()
+                for name, at in chosen.items()
+            },
             "everything": msi_whole(answers, fill).mean().item(),
         }
     for name, at in chosen.items():
@@ -263,7 +283,7 @@ def correlation(a: Tensor, b: Tensor) -> float:
 
 
 def points_at_box(maps: Tensor, photographs: Photographs) -> Tensor:
-    """Return whether the highest pixel (the first of equals) of each map lies in a box: bool [N]."""
+    """Return whether the highest pixel of each map, the first of equals, lies in a box: [N]."""
     side = maps.shape[2]
     peaks = maps.flatten(1).argmax(1).cpu()
     found = []
@@ -288,7 +308,7 @@ def leak(network: Network, photographs: Photographs, maps: Tensor, targets: Tens
     donors = torch.randperm(count, generator=generator).to(maps.device)
     others = torch.randperm(count, generator=generator).to(maps.device)
     together = max(1, TOGETHER * len(SIZES) // (2 * len(LEAK_SIZES)))
-    rows = _padded(torch.arange(count, device=maps.device), together)
+    rows = padded(torch.arange(count, device=maps.device), together)
     found = []
     for some in rows.split(together):
         inputs = network.normalize(photographs.images(donors[some]))

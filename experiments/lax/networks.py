@@ -6,6 +6,7 @@ float32. Inputs are images that `Network.normalize` has normalised.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -95,13 +96,15 @@ def weights_of(root: Path, stem: str) -> dict[str, Tensor]:
         found |= load_file(path)
     if not found:
         raise SystemExit(f"no weights {root}/{stem}*.safetensors: see prepare_weights.py")
-    return {key: value.float() if value.is_floating_point() else value for key, value in found.items()}
+    return {
+        key: value.float() if value.is_floating_point() else value for key, value in found.items()
+    }
 
 
 def fold(module: nn.Module) -> None:
     """Fold every BatchNorm into the convolution before it."""
     children = list(module.named_children())
-    for (name, first), (after, second) in zip(children, children[1:], strict=False):
+    for (name, first), (after, second) in pairwise(children):
         if isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d):
             setattr(module, name, fuse_conv_bn_eval(first, second))
             setattr(module, after, nn.Identity())
@@ -117,7 +120,9 @@ def _frozen(model: nn.Module, device: str, dtype: torch.dtype) -> nn.Module:
     return model.to(device=device, dtype=dtype, memory_format=torch.channels_last)
 
 
-def _convolutional(name, model, body, cuts, channels, weight, bias, mean, std, device, dtype) -> Network:
+def _convolutional(
+    name, model, body, cuts, channels, weight, bias, mean, std, device, dtype
+) -> Network:
     weight, bias = weight.detach().float().to(device), bias.detach().float().to(device)
     _frozen(model, device, dtype)
     layers = body(model)
@@ -172,6 +177,7 @@ class SamePadded(nn.Conv2d):
     """A convolution that pads as TensorFlow does: with stride 2 more at the right and below."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Convolve [N,C,H,W]."""
         whole = self.kernel_size[0] - self.stride[0]
         before = whole // 2
         x = F.pad(x, (before, whole - before, before, whole - before))
@@ -181,7 +187,9 @@ class SamePadded(nn.Conv2d):
 class LiteBlock(nn.Module):
     """An inverted residual block of EfficientNet-Lite, by its weights' names."""
 
-    def __init__(self, wide: int, narrow: int, out: int, kernel: int, stride: int, expand: bool) -> None:
+    def __init__(
+        self, wide: int, narrow: int, out: int, kernel: int, stride: int, expand: bool
+    ) -> None:
         super().__init__()
         self.expand, self.adds = expand, stride == 1 and narrow == out
         if expand:
@@ -193,6 +201,7 @@ class LiteBlock(nn.Module):
         self._bn2 = nn.BatchNorm2d(out, eps=1e-3)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Pass features [N,C,h,w] through the block."""
         inner = F.relu6(self._bn0(self._expand_conv(x))) if self.expand else x
         inner = F.relu6(self._bn1(self._depthwise_conv(inner)))
         inner = self._bn2(self._project_conv(inner))
@@ -213,7 +222,10 @@ def _efficientnet_lite0(root: Path, device: str, dtype: torch.dtype) -> Network:
     model = nn.Module()
     model._conv_stem, model._bn0 = SamePadded(3, 32, 3, 2, bias=False), nn.BatchNorm2d(32, eps=1e-3)
     model._blocks = nn.ModuleList(blocks)
-    model._conv_head, model._bn1 = nn.Conv2d(320, 1280, 1, bias=False), nn.BatchNorm2d(1280, eps=1e-3)
+    model._conv_head, model._bn1 = (
+        nn.Conv2d(320, 1280, 1, bias=False),
+        nn.BatchNorm2d(1280, eps=1e-3),
+    )
     model._fc = nn.Linear(1280, 1000)
     model.load_state_dict(saved)
 
@@ -227,9 +239,8 @@ def _efficientnet_lite0(root: Path, device: str, dtype: torch.dtype) -> Network:
     )  # fmt: skip
 
 
-
 class VitStage(nn.Module):
-    """Some consecutive blocks of a vision transformer; the last stage adds what tokens contribute."""
+    """Some consecutive blocks of a vision transformer; the last adds what tokens contribute."""
 
     def __init__(self, model: nn.Module, first: int, last: int) -> None:
         super().__init__()
@@ -265,6 +276,7 @@ class VitStage(nn.Module):
         return F.linear(added, block.self_attention.out_proj.weight).float()
 
     def forward(self, x: Tensor) -> Tensor:
+        """Pass tokens (images for the first stage) on: [N,1+P,K], for the last stage [N,1+P,2K]."""
         if self.first == 0:
             x = self.conv_proj(x).flatten(2).transpose(1, 2)
             x = torch.cat([self.class_token.expand(len(x), -1, -1), x], 1) + self.positions

@@ -3,8 +3,9 @@
 import torch
 import torch.nn.functional as F
 from fills import enlarged
-from networks import Features, Network
 from torch import Tensor, nn
+
+from networks import Features, Network
 
 SIDE = 224
 
@@ -32,12 +33,19 @@ class OrderMap(nn.Module):
     Args:
         network: Whose features are read.
         width: Channels of the top-down path.
-        cells: Cells per side of the map: 28, or 56 with features of stride 4 (an early stage of a ViT).
+        cells: Cells per side of the map: 28, or 56 with features of stride 4 (of a ViT's third block).
         query: Whether the class's row of the head, projected, is compared with every cell.
         extra: Channels of further evidence at 14 cells.
     """
 
-    def __init__(self, network: Network, width: int = 128, cells: int = 28, query: bool = False, extra: int = 0) -> None:
+    def __init__(
+        self,
+        network: Network,
+        width: int = 128,
+        cells: int = 28,
+        query: bool = False,
+        extra: int = 0,
+    ) -> None:
         super().__init__()
         self.sides = [side for side in (None, 14, 28, 56) if side is None or side <= cells]
         self.used = [3, 2, 1, 0][: len(self.sides)]  # from the last stage up
@@ -61,7 +69,9 @@ class OrderMap(nn.Module):
         scale = values.pow(2).mean((1, 2, 3), keepdim=True).sqrt() + 1e-4
         return self.norms[number](self.lateral[number](values / scale))
 
-    def forward(self, features: Features, evidence: Tensor, targets: Tensor, extra: Tensor | None = None) -> Tensor:
+    def forward(
+        self, features: Features, evidence: Tensor, targets: Tensor, extra: Tensor | None = None
+    ) -> Tensor:
         """Return the map: four features, evidence [N,3,h,w], targets [N] -> [N,1,cells,cells]."""
         x = self._read(0, features[3]) + self.evidence(evidence)
         x = x + self.blocks[0](x)
@@ -74,7 +84,11 @@ class OrderMap(nn.Module):
         z = self.out(x)
         if self.query is not None:
             asked = self.query(self.rows[targets])
-            z = z + torch.einsum("nchw,nc->nhw", x.to(asked.dtype), asked)[:, None] / x.shape[1] ** 0.5
+            z = (
+                z
+                + torch.einsum("nchw,nc->nhw", x.to(asked.dtype), asked)[:, None]
+                / x.shape[1] ** 0.5
+            )
         return z + self.multiple * F.interpolate(evidence[:, :1], size=z.shape[2:], mode="bicubic")
 
 
@@ -87,15 +101,17 @@ def at_image_size(z: Tensor) -> Tensor:
 def mask_of_size(z: Tensor, size: Tensor, tau: float, hard: bool = False) -> Tensor:
     """Cut out each map's top share: z [N,H,W], size [N] -> mask [N,H,W] whose mean is the size.
 
-    The threshold is found by bisection; its gradient is the implicit one, under which the mean of the
-    soft mask stays where it is. With `hard` the mask is 0 or 1 and has the soft mask's gradient.
+    The threshold is found by bisection; its gradient is the implicit one, under which the mean of
+    the soft mask stays where it is. With `hard` the mask is 0 or 1 and has the soft mask's gradient.
     """
     flat = z.flatten(1)
     with torch.no_grad():
         low, high = flat.amin(1) - 8 * tau, flat.amax(1) + 8 * tau
         for _ in range(18):
             middle = (low + high) / 2
-            above = flat > middle[:, None] if hard else torch.sigmoid((flat - middle[:, None]) / tau)
+            above = (
+                flat > middle[:, None] if hard else torch.sigmoid((flat - middle[:, None]) / tau)
+            )
             larger = above.float().mean(1) > size
             low, high = torch.where(larger, middle, low), torch.where(larger, high, middle)
         soft = torch.sigmoid((flat - middle[:, None]) / tau)

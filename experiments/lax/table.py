@@ -1,6 +1,6 @@
 """Print rows of diagnose.py and train_order.py, one line each: python table.py results/*.json
 
-Per fill: insertion, MSI at the common size, in hindsight, fitted with black+blur, and with noise too.
+Per fill: insertion, MSI at the common size, in hindsight, fitted with black+blur, with noise too.
 """
 
 import json
@@ -15,7 +15,10 @@ def line(row: dict) -> str:
     """Return one row as a line."""
     name = row.get("map") or row["arm"]
     fills = [fill for fill in FILLS if fill in row]
-    cells = [" ".join(f"{row[fill][column]:6.3f}".replace("0.", ".") for column in COLUMNS) for fill in fills]
+    cells = [
+        " ".join(f"{row[fill][column]:6.3f}".replace("0.", ".") for column in COLUMNS)
+        for fill in fills
+    ]
     pointing = row["pointing"]
     points = [pointing] if isinstance(pointing, float) else list(pointing.values())
     leaks = [f"{mean:.2f}+-{half:.2f}" for mean, half in row["leak"].values()]
@@ -31,6 +34,7 @@ def line(row: dict) -> str:
 
 
 def main() -> None:
+    """Print the rows of every file."""
     print("fills:", ", ".join(FILLS), "; each:", ", ".join(COLUMNS))
     for path in sys.argv[1:]:
         for row in json.loads(Path(path).read_text()):

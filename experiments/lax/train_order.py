@@ -1,4 +1,4 @@
-"""Train the order of one nested map on the photographs to learn from, and score it on others.
+r"""Train the order of one nested map on the photographs to learn from, and score it on others.
 
     python experiments/lax/train_order.py --data ROOT --weights ROOT --network resnet50 \\
         --arms E2,wide+hit --steps 1520 --out FOLDER [--parts choose,report] [--save]
@@ -15,9 +15,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import measure
-import networks
 import numpy as np
 import photographs
+import table
 import torch
 import torch.nn.functional as F
 from diagnose import STEP, own_sizes, rounded
@@ -26,6 +26,8 @@ from order_map import OrderMap, at_image_size, mask_of_size
 from photographs import Photographs
 from safetensors.torch import save_file
 from torch import Tensor
+
+import networks
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,9 @@ def views(images: Tensor) -> Tensor:
     return F.grid_sample(images, grid, align_corners=False, padding_mode="reflection")
 
 
-def gradient_evidence(network: networks.Network, features: networks.Features, targets: Tensor) -> Tensor:
+def gradient_evidence(
+    network: networks.Network, features: networks.Features, targets: Tensor
+) -> Tensor:
     """Return gradient times activation at the last stage but one, whole and positive: [N,2,h,w]."""
     with torch.enable_grad():
         inner = features[2].detach().requires_grad_()
@@ -140,7 +144,9 @@ class Sizes:
         if self.kind == "uniform":
             return 0.03 + 0.87 * drawn
         near = self.needed[rows] * torch.exp(0.5 * torch.randn(len(rows), device=rows.device))
-        return torch.where(torch.rand(len(rows), device=rows.device) < 0.25, anywhere, near.clamp(0.03, 0.9))
+        return torch.where(
+            torch.rand(len(rows), device=rows.device) < 0.25, anywhere, near.clamp(0.03, 0.9)
+        )
 
     def learn(self, rows: Tensor, hits: Tensor) -> None:
         """Move the needed sizes down after a hit, up after a miss; at rest where 70 % hit."""
@@ -215,7 +221,10 @@ def train(network: networks.Network, photos: Photographs, recipe: Recipe, say) -
                     averaged[key].lerp_(value.float(), 1 - min(recipe.average, step / (step + 10)))
         if (step + 1) % max(1, recipe.steps // 4) == 0:
             hits = (kept.argmax(1) == targets).float().mean().item()
-            say(f"step {step + 1} loss {loss.item():.3f} hits {hits:.3f} multiple {adapter.multiple.item():.2f}")
+            say(
+                f"step {step + 1} loss {loss.item():.3f} hits {hits:.3f} "
+                f"multiple {adapter.multiple.item():.2f}"
+            )
     if recipe.average:
         adapter.load_state_dict(averaged)
     return adapter.eval()
@@ -225,8 +234,10 @@ def train(network: networks.Network, photos: Photographs, recipe: Recipe, say) -
 def draw(network: networks.Network, adapter: OrderMap, recipe: Recipe, photos: Photographs):
     """Return the maps [N,224,224], the evidence at 224 px [N,224,224] and the predictions."""
     maps, evidences, said = [], [], []
-    for some in measure._padded(torch.arange(len(photos), device=network.device), STEP).split(STEP):
-        features, evidence, targets, more = look(network, recipe, network.normalize(photos.images(some)))
+    for some in measure.padded(torch.arange(len(photos), device=network.device), STEP).split(STEP):
+        features, evidence, targets, more = look(
+            network, recipe, network.normalize(photos.images(some))
+        )
         with mixed(network.device):
             z = adapter(features, evidence, targets, more)
         maps.append(at_image_size(z))
@@ -236,17 +247,39 @@ def draw(network: networks.Network, adapter: OrderMap, recipe: Recipe, photos: P
 
 
 def pointing(maps: Tensor, evidence: Tensor, photos: Photographs) -> dict[str, float]:
-    """Return pointing by the highest pixel, after smoothing, and by evidence within the top share."""
+    """Return pointing by the peak, by the peak after smoothing, and by evidence in the top share."""
     found = {"peak": maps, "gradcam": evidence}
     found |= {f"smooth {width}": gaussian(maps, width) for width in (4, 8, 16)}
     for share in (0.02, 0.05):
         top = measure.ranks_of(maps) < share * maps[0].numel()
         found[f"evidence in top {share}"] = evidence.masked_fill(~top, -1e4)
-    return {name: measure.points_at_box(m, photos).double().mean().item() for name, m in found.items()}
+    return {
+        name: measure.points_at_box(m, photos).double().mean().item() for name, m in found.items()
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+def save(adapter: OrderMap, path: Path) -> None:
+    """Write an adapter's weights in half precision."""
+    weights = {key: value.half().contiguous() for key, value in adapter.state_dict().items()}
+    save_file(weights, path)
+
+
+def variants(maps: Tensor, evidence: Tensor, afters: str) -> dict[str, Tensor]:
+    """Return the trained maps as they are, and smoothed or blended with the evidence as asked."""
+    found = {"": maps}
+    for after in filter(None, afters.split(",")):
+        kind, amount = after[:6], float(after.lstrip("smothblend"))
+        found["/" + after] = (
+            gaussian(maps, amount) if kind == "smooth" else maps + amount * evidence
+        )
+    return found
+
+
+def options() -> argparse.ArgumentParser:
+    """Return the parser of the options."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
     parser.add_argument("--network", choices=networks.NAMES, required=True)
@@ -254,14 +287,21 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1520)
     parser.add_argument("--parts", default="choose")
     parser.add_argument("--fills", default=",".join(SCORED))
-    parser.add_argument("--after", default="", help="changes of the trained map to score: smooth8,blend0.3")
+    parser.add_argument(
+        "--after", default="", help="changes of the trained map to score: smooth8,blend0.3"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--tag", default="arms")
     parser.add_argument("--save", action="store_true", help="write the adapters")
     parser.add_argument("--probabilities", action="store_true", help="write probabilities too")
     parser.add_argument("--limit", type=int)
     parser.add_argument("--batch", type=int, default=192)
-    args = parser.parse_args()
+    return parser
+
+
+def main() -> None:
+    """Train and score every arm."""
+    args = options().parse_args()
     started = time.time()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.backends.cudnn.benchmark = True
@@ -281,21 +321,21 @@ def main() -> None:
         adapter = train(network, parts["learn"], recipe, lambda *words, arm=arm: say(arm, *words))
         if device == "cuda":
             torch.cuda.synchronize()
-        seconds = time.time() - began
+        training = {
+            "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
+            "seconds": time.time() - began,
+            "weights": sum(p.numel() for p in adapter.parameters()),
+            "recipe": asdict(recipe),
+        }
         if args.save:
-            weights = {key: value.half().contiguous() for key, value in adapter.state_dict().items()}
-            save_file(weights, args.out / f"order-{args.network}-{arm}.safetensors")
+            save(adapter, args.out / f"order-{args.network}-{arm.replace('+', '_')}.safetensors")
         for part in args.parts.split(","):
             photos = parts[part]
             maps, evidence, targets = draw(network, adapter, recipe, photos)
             if part not in plains:
-                plains[part] = measure.ask_plain(network, photos, targets, tuple(args.fills.split(",")))
-            variants = {"": maps}
-            for after in filter(None, args.after.split(",")):
-                amount = float(after.lstrip("smothblend"))
-                smooth = after.startswith("smooth")
-                variants["/" + after] = gaussian(maps, amount) if smooth else maps + amount * evidence
-            for suffix, drawn in variants.items():
+                fills = tuple(args.fills.split(","))
+                plains[part] = measure.ask_plain(network, photos, targets, fills)
+            for suffix, drawn in variants(maps, evidence, args.after).items():
                 name = arm + suffix
                 answers = measure.ask(network, photos, drawn, targets, plains[part])
                 common.setdefault(name, measure.common_size(answers))
@@ -303,14 +343,7 @@ def main() -> None:
                 key = f"{args.network}/{name}/{part}"
                 arrays |= answers.arrays(key, args.probabilities)
                 arrays[f"{key}/leak"] = leaks.half().numpy()
-                row = {
-                    "network": args.network,
-                    "arm": name,
-                    "part": part,
-                    "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
-                    "seconds": seconds,
-                    "weights": sum(p.numel() for p in adapter.parameters()),
-                    "recipe": asdict(recipe),
+                scores = {
                     **measure.summary(answers, common[name], own_sizes(drawn)),
                     "pointing": pointing(drawn, evidence, photos),
                     "leak": {
@@ -318,10 +351,10 @@ def main() -> None:
                         for number, size in enumerate(measure.LEAK_SIZES)
                     },
                 }
+                row = {"network": args.network, "arm": name, "part": part, **training, **scores}
                 rows.append(rounded(row))
-                say(name, part, "point", json.dumps(rounded(row["pointing"])), f"trained {seconds:.0f} s")
-                for fill in answers.kept:
-                    print("   ", fill, json.dumps(rounded(row[fill])), flush=True)
+                say(name, part, f"trained {training['seconds']:.0f} s")
+                print(table.line(rows[-1]), flush=True)
             small = F.interpolate(maps[:24, None], size=112, mode="area")[:, 0]
             arrays[f"{args.network}/{arm}/{part}/sheet"] = small.half().cpu().numpy()
         (args.out / f"{args.tag}-{args.network}.json").write_text(json.dumps(rows, indent=1))

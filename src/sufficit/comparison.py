@@ -132,7 +132,7 @@ def compare(
         metrics=metrics,
         probes=probes,
     )
-    with spreading(asked, job) as spread:
+    with spreading(asked, job) as (job, spread):
         results = run(job, folder, overwrite=overwrite, progress=progress, spread=spread)
     results.log()
     return results

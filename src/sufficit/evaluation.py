@@ -24,13 +24,14 @@ from sufficit.metrics.columns import (
 from sufficit.metrics.leakage import Leak, LeakMeter, check_classes, checked
 from sufficit.metrics.localization import checked_truth
 from sufficit.metrics.metric import AnyMetric, Schedule
-from sufficit.metrics.pooled import RankShares
+from sufficit.metrics.pooled import Halves, RankShares, halves_of
 from sufficit.metrics.scores import AlphaSearch, Scores, worst_of
 from sufficit.perturbation.bands import grid
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.masked_model import MaskedModel, said_of_whole
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.predictions import NO_CLASS, Predictions, ScoreKind
+from sufficit.perturbation.tokens import drops, token_model
 from sufficit.probes.band import BandProbe
 from sufficit.probes.probe import CALLS, Probe
 from sufficit.probes.standard import (
@@ -137,25 +138,24 @@ def evaluate(
         check_twin(classifier, twin)
     held_out = _held_out(classifier, held_out_fill, used, batch_size, measured=MSI in wanted)
     for one in [*(model.asked for model in models), *filter(None, [held_out])]:
-        check_fill(one.fill, images)
+        check_asked(one, images)
     meter = _meter(models[0], images, goals, leak_donors, seed)
 
     scoring = Scoring(wanted, schedules[0], most, seed)
-    probes, derived = _probes(scoring, models, held_out, held_out_fill)
+    probes, derived = _probes(scoring, models, held_out)
     check_column_names(probes, derived)
     search = _searching(scoring, models[0], schedules) if alpha_min == "search" else None
     total = sum(probe.calls + probe.calls_once for probe in probes)
     total += sum(one.calls for one in (meter, search) if one is not None)
     with counting_bar("scoring", total * len(images), progress):
-        batch = batch_of(classifier, images, goals, names=names, truth=where)
+        batch = batch_of(classifier, images, goals, names=names, truth=where, batch_size=batch_size)
         found = None
         if search is not None:
             said = search.answers(batch, {ONE: heatmaps})
             found = search_of(said, schedules)
             scoring = replace(scoring, schedule=replace(schedules[0], alpha_min=found.best))
-            probes, derived = _probes(scoring, models, held_out, held_out_fill)
+            probes, derived = _probes(scoring, models, held_out)
         scores = _scored(scoring, probes, derived, models, batch, heatmaps)
-        _warn_of_nan(scores, own_score=classifier.score is not None)
         if found is not None:
             scores = replace(scores, search=found, calls=scores.calls + said.calls)
         if meter is None:
@@ -196,9 +196,10 @@ def batch_of(
     names: Sequence[str] | None = None,
     numbers: Sequence[int] | None = None,
     truth: Tensor | None = None,
+    batch_size: int | None = None,
 ) -> Batch:
     """Return images as a batch, with what the classifier says of the whole images."""
-    whole = said_of_whole(classifier, images, targets)
+    whole = said_of_whole(classifier, images, targets, batch_size)
     places = range(len(images)) if numbers is None else numbers
     return Batch(
         images=images,
@@ -252,6 +253,13 @@ def check_names(names: Sequence[str] | None, n: int) -> None:
         raise UserError(f"names must hold one name per image, {n} in all, got {came}: list them")
 
 
+def check_asked(asked: MaskedModel, images: Tensor) -> None:
+    """Raise where the fill is none for these images, or for the model."""
+    check_fill(asked.fill, images)
+    if drops(asked.fill):
+        token_model(asked.model, images.shape[2:])
+
+
 def search_of(answers: Predictions, schedules: Sequence[Schedule]) -> AlphaSearch:
     """Return MSI at every alpha_min tried."""
     values = answers.by_piece(
@@ -293,12 +301,11 @@ def _probes(
     scoring: Scoring,
     models: Sequence[AskedModel],
     held_out: MaskedModel | None,
-    fill: Fill | None,
 ) -> tuple[list[Probe], list[Derived]]:
     """Return the probes of all columns, and the columns derived from theirs."""
     probes = column_probes(scoring, models, curves=False, keeps=False)
     if held_out is not None:
-        probes.append(held_out_probe(scoring, held_out, word_of(fill or ""), few=False))
+        probes.append(held_out_probe(scoring, held_out, word_of(held_out.fill), few=False))
     measured = MSI in scoring.metrics
     derived = derived_columns(models, held_out=held_out is not None) if measured else []
     return probes, derived
@@ -321,7 +328,7 @@ def _scored(
 ) -> Scores:
     """Put heatmaps to every probe; join what they find."""
     found: dict[str, Tensor] = {}
-    calls = torch.zeros(len(batch), dtype=torch.long)
+    calls = torch.zeros(len(batch), dtype=torch.long, device="cpu")
     answers: list[Predictions] = []
     for probe in probes:
         if isinstance(probe, BandProbe):
@@ -336,15 +343,14 @@ def _scored(
             else:
                 found[name] = values
     first = answers[0] if answers else models[0].asked.ask(batch, heatmaps, [])
-    columns = _settled(found, batch.names, scoring.seed)
+    _warn_of_nan(answers or [first], own_score=models[0].asked.model.score is not None)
+    columns = settled(found, halves_of(batch.names, scoring.seed))
     for one in derived:
         columns[one.name] = one.compute(stacked(columns, one.of))
     headings = {name: one for probe in probes for name, one in probe.headings.items()}
     headings |= {one.name: one.heading for one in derived}
-    scores = Scores(first, {}, headings, scoring.schedule, calls)
-    order = dict.fromkeys([*scoring.metrics, *headings])
-    ordered = {name: columns[name] for name in order if name in columns}
-    scores = replace(scores, columns=ordered)
+    ordered = in_order(scoring, columns, headings)
+    scores = Scores(first, ordered, headings, scoring.schedule, calls)
     means = scores.mean()
     worst = groups_of(models) if MSI in scoring.metrics else {}
     for end, some in worst.items():
@@ -354,19 +360,26 @@ def _scored(
     return scores
 
 
-def _settled(columns: Mapping[str, Tensor], names: Sequence[str], seed: int) -> dict[str, Tensor]:
+def settled(columns: Mapping[str, Tensor], halves: Halves) -> dict[str, Tensor]:
     """Return the columns; those that have candidates as the images together choose them."""
     values = {name: one.numpy() for name, one in columns.items()}
-    shares = RankShares(seed)
-    shares.add(names, values)
-    ranked = {n: torch.from_numpy(v) for n, v in shares.settle(names, values).items()}
+    shares = RankShares()
+    shares.add(halves, values)
+    ranked = {n: torch.from_numpy(v) for n, v in shares.settle(halves, values).items()}
     return {n: one for n, one in columns.items() if CANDIDATE not in n} | ranked
 
 
-def _warn_of_nan(scores: Scores, *, own_score: bool) -> None:
-    """Warn, once, of predictions that are NaN."""
-    named = scores.answers.named
-    broken = named == NO_CLASS
+def in_order(
+    scoring: Scoring, columns: Mapping[str, Tensor], headings: Mapping[str, Heading]
+) -> dict[str, Tensor]:
+    """Return the columns that have a heading, those that were asked for first."""
+    order = dict.fromkeys([*scoring.metrics, *headings])
+    return {name: columns[name] for name in order if name in columns}
+
+
+def _warn_of_nan(answers: Sequence[Predictions], *, own_score: bool) -> None:
+    """Warn, once, of predictions that are NaN, with any fill."""
+    broken = torch.cat([one.named == NO_CLASS for one in answers], dim=1)
     n = int(broken.sum())
     if not n:
         return

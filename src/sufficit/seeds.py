@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,8 +27,24 @@ def unmoved() -> Iterator[None]:
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seed torch and numpy for the block, and restore the random state after it."""
+    """Seed torch, numpy and Python for the block, and restore the random state after it."""
     with unmoved():
         torch.manual_seed(seed)
+        random.seed(seed)
         np.random.seed(seed % 2**32)  # noqa: NPY002  # as libraries draw from it
         yield
+
+
+def random_state() -> list[object]:
+    """The state of every generator that `seeded` seeds; equal lists are equal states."""
+    known: Any = np.random.get_state()  # noqa: NPY002
+    _, numbers, *places = known
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states += torch.cuda.get_rng_state_all()
+    return [
+        random.getstate(),
+        numbers.tobytes(),
+        places,
+        *(state.numpy().tobytes() for state in states),
+    ]

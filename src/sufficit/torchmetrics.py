@@ -2,6 +2,8 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -10,23 +12,44 @@ from torchmetrics import Metric as TorchMetric
 from torchmetrics.utilities import dim_zero_cat
 
 from sufficit.classifier.classifier import Classifier, check_classifier
+from sufficit.data.batch import Batch
 from sufficit.errors import UserError
-from sufficit.metrics.columns import COLUMNS, alpha_from
-from sufficit.metrics.leakage import (
-    TENSORS,
-    Leak,
-    LeakProbe,
-    Pool,
-    checked,
-    checked_pool,
+from sufficit.evaluation import (
+    batch_of,
+    calls_from,
+    check_asked,
+    check_names,
+    in_order,
+    schedules_for,
+    search_of,
+    settled,
 )
-from sufficit.metrics.localization import LOCALIZATION, checked_truth
-from sufficit.metrics.metric import Metric
-from sufficit.metrics.plan import ALPHA_GRID, ask, check_names, make_plan
-from sufficit.metrics.scores import Scores, read
+from sufficit.metrics.columns import (
+    ALPHA_GRID,
+    COLUMNS,
+    METRICS,
+    alpha_from,
+    alphas_from,
+    check_metrics,
+    metrics_named,
+)
+from sufficit.metrics.leakage import TENSORS, Leak, LeakMeter, Pool, checked, checked_pool
+from sufficit.metrics.localization import checked_truth
+from sufficit.metrics.metric import AnyMetric, Schedule
+from sufficit.metrics.pooled import halves_of
+from sufficit.metrics.scores import Scores
 from sufficit.perturbation.fills import check_fill_name
+from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.perturbation.predict import check_batch_size
-from sufficit.perturbation.predictions import ScoreKind
+from sufficit.perturbation.predictions import ROWS, ScoreKind
+from sufficit.probes.band import BandProbe
+from sufficit.probes.cells import CellProbe
+from sufficit.probes.maps import MapProbe
+from sufficit.probes.probe import Probe
+from sufficit.probes.standard import MSI as MSI_COLUMN
+from sufficit.probes.standard import AskedModel, Scoring, band_probe, column_probes
+
+ONE = "heatmaps"  # the only source
 
 
 class _RowMetric(TorchMetric):
@@ -51,6 +74,12 @@ class _RowMetric(TorchMetric):
         first = self._before + sum(len(part) for part in self.calls)
         return range(first, first + len(images))
 
+    def _names(self, images: Tensor) -> list[str]:
+        """The names of images without any: their numbers, after the rank of several processes."""
+        several = distributed.is_available() and distributed.is_initialized()
+        rank = f"{distributed.get_rank()}/" if several else ""
+        return [f"{rank}{number}" for number in self._numbers(images)]
+
     def _sync_dist(self, dist_sync_fn: Any = None, process_group: Any = None) -> None:
         """Join the rows of all processes; torchmetrics gathers no states of different shapes."""
         group = process_group or self.process_group
@@ -70,9 +99,9 @@ class _RowMetric(TorchMetric):
         key = torch.tensor(zlib.crc32(repr(settings).encode()))
         self.add_state("setting", key, dist_reduce_fx="max")
 
-    def _add_rows(self, found: object) -> None:
+    def _add_rows(self, found: Mapping[str, Tensor]) -> None:
         for name in self.rows:
-            getattr(self, name).append(getattr(found, name).to(self.device))
+            getattr(self, name).append(found[name].to(self.device))
 
     def _joined(self) -> dict[str, Tensor]:
         """Return each state with the rows of all updates joined, on the CPU."""
@@ -89,6 +118,10 @@ class Evaluation(_RowMetric):
     `columns` names others, as in `evaluate`. `metrics` adds your own columns: {name: Metric}.
     `calls` limits the masks asked per image, drawn by the seed. With `truth=True`, `update` takes
     the truth and its columns are added.
+
+    With `alpha_min="search"` each batch is asked the masks of all `alphas`, and the columns are
+    those of the best one. `evaluate` asks in two passes: where `calls` limits the masks as well, it
+    draws other ones.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = MSI(Classifier(model), alpha_min=0.4)
@@ -112,7 +145,7 @@ class Evaluation(_RowMetric):
         batch_size: int | None = None,
         alphas: Sequence[float] = ALPHA_GRID,
         columns: Sequence[str] | None = None,
-        metrics: Mapping[str, Metric] | None = None,
+        metrics: Mapping[str, AnyMetric] | None = None,
         calls: int | Literal["exact"] = "exact",
         seed: int = 0,
         truth: bool = False,
@@ -120,14 +153,30 @@ class Evaluation(_RowMetric):
     ) -> None:
         super().__init__(**kwargs)
         check_fill_name(fill)
-        self.classifier = classifier
-        own = dict(metrics or {})
-        wanted = (*self.columns, *own) if columns is None else columns
-        curves = (alpha_min, score, value_step, percent_step)
-        self.plan = make_plan(*curves, wanted, tuple(alphas), own, calls, seed, truth=truth)
         check_batch_size(batch_size)
-        self.fill, self.batch_size = fill, batch_size
-        self._add_states(self.plan.parts, self.plan, fill, id(classifier))
+        self.classifier = classifier
+        self.asked = MaskedModel(classifier, fill, batch_size)
+        self.own = check_metrics(metrics)
+        self.most = calls_from(calls)
+        self.seed = seed
+        named = (*self.columns, *self.own) if columns is None else columns
+        wanted = metrics_named(named, self.own, truth=truth, sampled=self.most is not None)
+        self.wanted = tuple(wanted)
+        self.is_searching = alpha_min == "search"
+        if self.is_searching and MSI_COLUMN not in wanted:
+            raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
+        tried = alphas_from(alphas) if self.is_searching else [alpha_min]
+        self.schedules = tuple(schedules_for(tried, score, value_step, percent_step))
+
+        scoring = self._scoring(self.schedules[0])
+        self.answers = ROWS if self._bands.drawing is None else (*ROWS, "drawn")
+        others = [*map(_cell_state, scoring.cells), *map(_map_state, scoring.maps)]
+        settings = (self.wanted, self.schedules, self.most, seed, fill, id(classifier))
+        self._add_states([*self.answers, "half", *others], *settings)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the probe of bands, which is made again: formulas cannot be pickled."""
+        return {name: one for name, one in super().__getstate__().items() if name != "_bands"}
 
     def update(
         self,
@@ -144,16 +193,26 @@ class Evaluation(_RowMetric):
         """
         check_classifier(self.classifier)
         known = checked(images, heatmaps, targets)
+        if self.classifier.score is not None and known is not None:
+            raise UserError("a score of your own has no classes: leave out targets")
         check_names(names, len(images))
-        ready = distributed.is_available() and distributed.is_initialized()
-        rank = f"{distributed.get_rank()}/" if ready else ""
-        names = names or [f"{rank}{number}" for number in self._numbers(images)]
-        given = (self.classifier, images, heatmaps, known, self.plan, self.fill)
-        if truth is None and {*self.plan.columns} & {*LOCALIZATION}:
+        check_asked(self.asked, images)
+        first = self._scoring(self.schedules[0])
+        if truth is None and any(one.needs_truth for one in first.maps.values()):
             raise UserError("the metric compares with a truth: give update(..., truth=masks)")
-        where = checked_truth(truth, heatmaps)
-        how: Any = {"batch_size": self.batch_size, "names": names, "truth": where}
-        found = ask(*given, **how)
+        batch = batch_of(
+            self.classifier,
+            images,
+            known,
+            names=names or self._names(images),
+            truth=checked_truth(truth, heatmaps),
+            batch_size=self.asked.batch_size,
+        )
+        said = self._bands.answers(batch, {ONE: heatmaps})
+        found = {name: getattr(said, name) for name in self.answers}
+        found["half"] = torch.from_numpy(halves_of(batch.names, self.seed))
+        found |= self._cell_rows(batch, heatmaps)
+        found |= self._map_rows(batch, heatmaps)
         self._add_rows(found)
 
     def compute(self) -> dict[str, Tensor]:
@@ -166,7 +225,72 @@ class Evaluation(_RowMetric):
 
     def scores(self) -> Scores:
         """Return what `evaluate` returns for the images this process has seen so far."""
-        return read({"": self.plan.predictions(self._joined())}, self.plan)
+        rows = self._joined()
+        answers = self._bands.kept({name: rows[name] for name in self.answers})
+        search = search_of(answers, self.schedules) if self.is_searching else None
+        alphas = [schedule.alpha_min for schedule in self.schedules]
+        place = 0 if search is None else alphas.index(search.best)
+
+        scoring = self._scoring(self.schedules[place])
+        probes = self._probes(scoring)
+        model = AskedModel(self.asked)
+        found = answers.by_piece(band_probe(scoring, model, scoring.columns).values)
+        found |= {name: rows[_cell_state(name)] for name in scoring.cells}
+        found |= {name: rows[_map_state(name)][:, place] for name in scoring.maps}
+        columns = settled(found, rows["half"].numpy())
+        headings = {name: one for probe in probes for name, one in probe.headings.items()}
+        shared = sum(probe.calls_once for probe in probes) + self._bands.counts_whole
+        return Scores(
+            answers=answers,
+            columns=in_order(scoring, columns, headings),
+            headings=headings,
+            schedule=scoring.schedule,
+            calls=answers.calls + shared,
+            search=search,
+        )
+
+    def _scoring(self, schedule: Schedule) -> Scoring:
+        metrics = {
+            name: self.own[name] if name in self.own else METRICS[name] for name in self.wanted
+        }
+        return Scoring(metrics, schedule, self.most, self.seed)
+
+    def _probes(self, scoring: Scoring) -> list[Probe]:
+        return column_probes(scoring, [AskedModel(self.asked)], curves=False, keeps=False)
+
+    @cached_property
+    def _bands(self) -> BandProbe:
+        """The probe of the bands that the columns need at all alpha_min that are tried."""
+        scoring = self._scoring(self.schedules[0])
+        columns = [replace(column, schedules=self.schedules) for column in scoring.columns]
+        probe = band_probe(scoring, AskedModel(self.asked), columns)
+        return replace(probe, counts_whole=bool(columns))
+
+    def _cell_rows(self, batch: Batch, heatmaps: Tensor) -> dict[str, Tensor]:
+        """The columns of image masks: each [N]."""
+        scoring = self._scoring(self.schedules[0])
+        found: dict[str, Tensor] = {}
+        for probe in self._probes(scoring):
+            if isinstance(probe, CellProbe):
+                values = probe(batch, {ONE: heatmaps})[ONE]
+                found |= {_cell_state(name): values[name] for name in scoring.cells}
+        return found
+
+    def _map_rows(self, batch: Batch, heatmaps: Tensor) -> dict[str, Tensor]:
+        """The columns of the heatmap alone, at every alpha_min: each [N,A]."""
+        metrics = self._scoring(self.schedules[0]).maps
+        values = [
+            MapProbe(metrics, schedule)(batch, {ONE: heatmaps})[ONE] for schedule in self.schedules
+        ]
+        return {_map_state(name): torch.stack([one[name] for one in values], 1) for name in metrics}
+
+
+def _cell_state(column: str) -> str:
+    return f"cell_{column}"
+
+
+def _map_state(column: str) -> str:
+    return f"map_{column}"
 
 
 class MSI(Evaluation):
@@ -219,15 +343,21 @@ class Leakage(_RowMetric):
         super().__init__(**kwargs)
         check_fill_name(fill)
         self.classifier = classifier
-        how: Any = {"fill": fill, "batch_size": batch_size, "pool": checked_pool(pool)}
-        self.probe = LeakProbe(classifier, alpha_from(alpha_min), donors, seed, **how)
-        settings = (self.probe.alpha_min, donors, seed, fill, id(pool), id(classifier))
+        self.meter = LeakMeter(
+            asked=MaskedModel(classifier, fill, batch_size),
+            alpha_min=alpha_from(alpha_min),
+            donors=donors,
+            seed=seed,
+            pool=checked_pool(pool),
+        )
+        settings = (self.meter.alpha_min, donors, seed, fill, id(pool), id(classifier))
         self._add_states(TENSORS, *settings)
 
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
-        how: Any = {"numbers": self._numbers(images), "strict": False}
-        self._add_rows(self.probe.leak(images, heatmaps, targets, **how))
+        numbers = self._numbers(images)
+        found = self.meter.leak(images, heatmaps, targets, numbers=numbers, strict=False)
+        self._add_rows({name: getattr(found, name) for name in TENSORS})
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean of each column, and the ratio of leak to chance."""
@@ -237,4 +367,4 @@ class Leakage(_RowMetric):
 
     def leaked(self) -> Leak:
         """Return what `leak` returns for the images this process has seen so far."""
-        return Leak(**self._joined(), alpha_min=self.probe.alpha_min)
+        return Leak(**self._joined(), alpha_min=self.meter.alpha_min)

@@ -13,7 +13,7 @@ from shard_files import png
 from sufficit.runs.config import RunConfig
 
 RUNS = ("model", "methods", "score", "twin")
-LISTS = ("methods", "fills", "columns", "prompts")
+LISTS = ("methods", "fills", "checks", "columns", "prompts")
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import typer
 
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.cli import app
-from sufficit.cli.console import FIRST, MAIN, PANELS
-from sufficit.runs.config import RunConfig
+from sufficit.cli.console import FIRST, IN_FILE, MAIN, PANELS, RESPELLED
+from sufficit.runs.config import TOML, RunConfig
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -107,7 +107,11 @@ def test_options_are_in_panels_of_one_order_and_those_that_matter_first(command:
     assert panels == sorted(panels)
     first = [one.name for one in shown if one.rich_help_panel == MAIN]
     assert first == [name for name in FIRST.get(command, ()) if name in first]
-    if {"model", "data"} & {one.name for one in options}:
+    if command == "compare":
+        assert first == list(FIRST["compare"])
+        assert len(first) == 12
+        assert {one.name for one in shown} == {*first, "help"}
+    elif {"model", "data"} & {one.name for one in options}:
         assert len(first) in (4, 5)
 
 
@@ -125,3 +129,24 @@ def test_examples_use_options_that_exist(command: str) -> None:
     examples = (COMMANDS[command].help or "").splitlines()
     used = {w for line in examples if line.strip().startswith("sufficit") for w in line.split()}
     assert {word for word in used if word.startswith("-")} <= known
+
+
+def test_compare_has_at_most_32_flags_and_help_all_shows_them(sufficit) -> None:
+    flags = [one.opts[0] for one in COMMANDS["compare"].params]
+    short, whole = (sufficit("compare", word).out for word in ("--help", "--help-all"))
+    assert len(flags) == len({*flags}) <= 32
+    assert [one for one in flags if f" {one} " not in whole] == []
+    hidden = [one for one in flags if f" {one} " not in short]
+    assert len(hidden) == len(flags) - 12
+    assert "--help-all lists every option" in short
+
+
+def test_every_option_of_a_run_is_a_flag_or_a_line_of_a_file() -> None:
+    flags = {one.opts[0] for one in COMMANDS["compare"].params}
+    for name, one in RunConfig.__dataclass_fields__.items():
+        flag = f"--{name.replace('_', '-')}"
+        assert (flag in flags) != (flag in IN_FILE), name
+        assert (one.metadata["shown"] == TOML) == (flag in IN_FILE), name
+    for command, known in COMMANDS.items():
+        words = {word for option in known.params for word in option.opts + option.secondary_opts}
+        assert not words & {*RESPELLED}, command

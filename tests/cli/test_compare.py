@@ -3,7 +3,6 @@
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import pandas
 import pytest
@@ -24,7 +23,10 @@ from sufficit.cli.compare import write_pictures
 from sufficit.data.images import read_image
 from sufficit.runs.config import read_toml
 from sufficit.runs.results import RunResults
-from sufficit.runs.store import Store
+from sufficit.runs.store import UNIT, Store
+from sufficit.runs.unit_rows import Rows
+
+NO_LEAK = ("--checks", "controls,fill,alpha-curve")
 
 
 def words(photos: Path, *more: object) -> list[object]:
@@ -67,30 +69,53 @@ def test_maps_that_mark_nothing_at_alpha_min_are_a_warning(
 ) -> None:
     (tmp_path / "mine.py").write_text("def dim(model, images, targets): return images[:, 0] * 0.4")
     mine = f"python:{tmp_path / 'mine.py'}:dim"
-    run = sufficit(*words(photos, "--methods", mine, "--no-leak", "--no-controls"))
+    run = sufficit(*words(photos, "--methods", mine, "--checks", "none"))
     said = "Maps that mark nothing at alpha_min 0.5, of 11 images: dim 11. MSI there is that of"
     assert said in " ".join(run.err.split())
     assert "Which method is best? dim, with a caveat." in run.words
 
 
 @pytest.mark.usefixtures("undrawn")
-def test_a_finished_run_is_not_overwritten_unless_it_is_asked_for(sufficit, photos: Path) -> None:
-    assert sufficit(*words(photos, "--no-leak")).code == 0
+def test_a_finished_run_is_not_overwritten_unless_it_is_asked_for(
+    sufficit, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sufficit(*words(photos, *NO_LEAK)).code == 0
     out = photos.parent / "out"
-    before = (out / "run.json").read_text()
+    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
     (out / "notes.txt").write_text("mine")
-    again = sufficit(*words(photos, "--no-leak"))
-    assert again.code == 2
-    assert "holds a finished run: choose another --out, or --overwrite" in again.err
-    assert (out / "run.json").read_text() == before
-    for wrong in (("--methods", "gradkam"), ("--fill", "nothing.png")):
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.runs.engine.score_unit", None)  # nothing is computed
+        for more in (("--seed", "1"), ("--checks", "default"), ("--fills", "blur")):
+            other = sufficit(*words(photos, *NO_LEAK, *more))
+            assert other.code == 2
+            assert "holds a finished run of other settings or images: choose another" in other.err
+            assert "--overwrite" in other.err
+    for wrong in (("--methods", "gradkam"), ("--fills", "nothing.png")):
         assert sufficit(*words(photos, *wrong, "--overwrite")).code == 2
-        assert (out / "run.json").read_text() == before, "a typing error costs no run"
-    run = sufficit(*words(photos, "--no-leak", "--no-controls", "--overwrite"))
+    assert before == {path: path.read_bytes() for path in before}, "a typing error costs no run"
+    run = sufficit(*words(photos, "--checks", "none", "--overwrite"))
     assert run.code == 0, run.err
     folders = {path.name for path in out.iterdir() if path.is_dir()}
-    assert folders == {"gradcam", "layercam", "heatmaps"}
+    assert folders == {"gradcam", "layercam", "maps"}
     assert (out / "notes.txt").read_text() == "mine"
+
+
+def test_the_same_command_after_the_end_prints_the_results(
+    sufficit, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = sufficit(*words(photos))
+    assert first.code == 0, first.err
+    out = photos.parent / "out"
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    monkeypatch.setattr("sufficit.runs.engine.score_unit", None)  # nothing is computed again
+    again = sufficit(*words(photos))
+    assert (again.code, again.out) == (0, first.out), again.err
+    assert "This takes about" not in again.err
+    found = {path: path.stat().st_mtime_ns for path in out.rglob("*") if path.is_file()}
+    assert found == before, "nothing is written again"
+    printed = json.loads(sufficit(*words(photos, "--json")).out)
+    summary = json.loads((out / "summary.json").read_text())
+    assert printed["columns"]["gradcam"]["msi"] == summary["gradcam"]["msi"]
 
 
 @pytest.mark.parametrize("last", ["curves.png", "report.html"])
@@ -106,37 +131,43 @@ def test_a_run_killed_before_its_report_gets_it_from_the_same_command(
             patched.setattr("sufficit.runs.results.RunResults.report", killed)
         else:
             patched.setattr("sufficit.cli.compare.write_pictures", killed)
-        assert sufficit(*words(photos, "--no-leak")).code == 130
+        assert sufficit(*words(photos, *NO_LEAK)).code == 130
     before = record.read_text()
-    other = sufficit(*words(photos, "--no-leak", "--seed", "1"))
+    other = sufficit(*words(photos, *NO_LEAK, "--seed", "1"))
     assert (other.code, record.read_text()) == (2, before)
     assert "holds a finished run of other settings or images: choose another --out" in other.err
     with monkeypatch.context() as patched:
-        patched.setattr("sufficit.runs.engine.compute", None)  # nothing is computed again
-        again = sufficit(*words(photos, "--no-leak"))
+        patched.setattr("sufficit.runs.engine.score_unit", None)  # nothing is computed again
+        again = sufficit(*words(photos, *NO_LEAK))
     assert (again.code, record.read_text()) == (0, before), again.err
     assert "This takes about" not in again.err
     for name in ("report.html", "sheet.png", "curves.png"):
         assert (out / name).stat().st_size > 0
-    assert "holds a finished run" in sufficit(*words(photos, "--no-leak")).err
-    (out / "report.html").unlink()
-    (out / "summary.json").unlink()
-    lacking = sufficit(*words(photos, "--no-leak"))
-    assert (lacking.code, record.read_text()) == (2, before)
-    assert "summary.json could not be read" in lacking.err
-    assert "run it again with --overwrite" in lacking.err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_results_of_which_a_file_is_lost_are_computed_again(sufficit, photos: Path) -> None:
+    assert sufficit(*words(photos, *NO_LEAK)).code == 0
+    summary = photos.parent / "out" / "summary.json"
+    before = summary.read_text()
+    summary.unlink()
+    assert sufficit(*words(photos, *NO_LEAK, "--seed", "1")).code == 2
+    assert not summary.exists()
+    assert sufficit(*words(photos, *NO_LEAK)).code == 0
+    assert summary.read_text() == before
 
 
 @pytest.mark.usefixtures("undrawn")
 def test_an_interrupted_run_is_resumed_by_the_same_command(sufficit, photos: Path) -> None:
     out = photos.parent / "out"
-    config = config_for(photos)
+    config = config_for(photos, donors=None)
     interrupted(lambda: run_small(config, out, unit=32), after=0)
     other = sufficit(*words(photos, "--seed", 1))
     assert other.code == 2
     assert "Cannot resume" in other.err
     assert "`seed` was 0, now 1. Use another --out for a new run, --overwrite" in other.err
-    assert sufficit(*words(photos)).code == 0
+    again = sufficit(*words(photos))
+    assert again.code == 0, again.err
 
 
 @pytest.mark.parametrize("command", ["compare", "evaluate", "explain", "sanity", "demo"])
@@ -175,7 +206,7 @@ def test_results_that_can_go_nowhere_are_refused_before_any_work(
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_of_another_command_is_not_overwritten(sufficit, photos: Path) -> None:
-    assert sufficit(*words(photos, "--no-leak")).code == 0
+    assert sufficit(*words(photos, *NO_LEAK)).code == 0
     out = photos.parent / "out"
     model = ("--model", f"python:{photos.parent / 'model.py'}:make", "--out", out, "--overwrite")
     for given in (["sanity", "--data", photos], ["explain", photos]):
@@ -186,7 +217,7 @@ def test_a_run_of_another_command_is_not_overwritten(sufficit, photos: Path) -> 
 
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_is_repeated_from_its_file_and_flags_override_it(sufficit, photos: Path) -> None:
-    first = sufficit(*words(photos, "--no-leak", "--no-controls", "--seed", 3))
+    first = sufficit(*words(photos, "--checks", "none", "--seed", 3))
     assert first.code == 0, first.err
     folder = photos.parent
     repeat = ["compare", "--config", folder / "out" / "RUN.toml"]
@@ -201,7 +232,7 @@ def test_a_run_is_repeated_from_its_file_and_flags_override_it(sufficit, photos:
     other = sufficit(*repeat, "--methods", "kpca-cam", "--seed", 1, "--out", folder / "other")
     assert other.code == 0, other.err
     stored = read_toml(folder / "other" / "RUN.toml")
-    assert (stored["methods"], stored["seed"], stored["controls"]) == (("kpca-cam",), 1, False)
+    assert (stored["methods"], stored["seed"], stored["checks"]) == (("kpca-cam",), 1, ("none",))
 
 
 @pytest.mark.usefixtures("undrawn")
@@ -223,7 +254,7 @@ def test_adapters_are_named_after_their_folder_and_need_names_of_their_own(
     assert "'gradcam' is the name of another method: write NAME=" in run.err
     assert not (tmp_path / "out").exists()
     renamed = f"gradcam,{tmp_path / 'my-lax'},b={tmp_path / 'sub' / 'my-lax'}"
-    assert sufficit(*words(photos, "--methods", renamed, "--no-leak")).code == 0
+    assert sufficit(*words(photos, "--methods", renamed, *NO_LEAK)).code == 0
     pandas.testing.assert_frame_equal(rows(tmp_path / "out", "my-lax"), rows(tmp_path / "out", "b"))
 
 
@@ -237,12 +268,22 @@ def test_adapters_are_named_after_their_folder_and_need_names_of_their_own(
         (["--methods", "run.json=gradcam"], "'run.json' is a file of every run"),
         (["--methods", "units=gradcam"], "'units' is a file of every run"),
         (["--methods", "python:absent.py:f"], "absent.py"),
-        (["--donors", "0"], "Invalid value for '--donors'"),
+        (["--images", "0"], "Invalid value for '--images'"),
         (["--targets", "labels"], "Invalid value for '--targets'"),
-        (["--held-out-fill", "mean", "--columns", "insertion_pixel"], 'add "msi" to columns'),
-        (["--fill", "drop"], 'fill="drop" leaves out tokens of a ViT'),
-        (["--held-out-fill", "drop"], "got Sequential: use another fill, such as black"),
+        (["--fills", "drop"], 'fill="drop" leaves out tokens of a ViT'),
+        (["--fills", "black,drop"], "got Sequential: use another fill, such as black"),
+        (["--fills", ","], "fills must name at least one fill"),
+        (["--fills", "black,black"], "black"),
+        (["--checks", "leek"], "Unknown check 'leek'. Did you mean 'leak'?"),
         (["--config", "absent.toml"], "cannot read absent.toml"),
+        (["--images", "--quick"], "--images needs a value, got --quick: write --images VALUE"),
+        (["--frobnicate"], "No such option: --frobnicate"),
+        (["--fill", "blur"], "there is no option --fill: use --fills, as in --fills blur"),
+        (["--no-leak"], "there is no option --no-leak: use --checks controls,fill,alpha-curve"),
+        (["--held-out-fill=blur"], "no option --held-out-fill: use --checks fill"),
+        (["--ceiling"], "there is no option --ceiling: use --checks default,ceiling"),
+        (["--donors", "3"], "write `donors = VALUE` into a file RUN.toml, and pass --config"),
+        (["--no-save-heatmaps"], "write `save_heatmaps = VALUE` into a file RUN.toml"),
     ],
 )
 def test_wrong_arguments_are_one_error_and_leave_no_folder(
@@ -272,17 +313,9 @@ def make():
 
 def test_a_vit_is_scored_without_its_hidden_tokens(sufficit, photos: Path) -> None:
     (photos.parent / "model.py").write_text(TOKENS)
-    given = (
-        "--fill",
-        "drop",
-        "--compile",
-        "on",
-        "--score",
-        "confidence",
-        "--held-out-fill",
-        "mean",
-    )
-    run = sufficit(*words(photos, *given))
+    file = photos.parent / "own.toml"
+    file.write_text('donors = 3\ncompile = "on"\nfills = ["drop"]\n')
+    run = sufficit(*words(photos, "--config", file, "--score", "confidence"))
     assert run.code == 0, run.err
     out = photos.parent / "out"
     classifier = Classifier.load(f"python:{photos.parent / 'model.py'}:make")
@@ -292,7 +325,7 @@ def test_a_vit_is_scored_without_its_hidden_tokens(sufficit, photos: Path) -> No
     for method in ("gradcam", "center"):
         found = rows(out, method)
         maps = explain(classifier, images, labels, method=method)
-        options = {"score": "confidence", "fill": "drop", "held_out_fill": "mean", **STEPS}
+        options = {"score": "confidence", "fill": "drop", "held_out_fill": "blur", **STEPS}
         expected = evaluate(classifier, images, maps, labels, **options)
         leaked = leak(classifier, images, maps, labels, donors=3, fill="drop")
         for name, values in {**expected.columns, **leaked.columns}.items():
@@ -319,12 +352,11 @@ def test_what_is_missing_is_asked_for(sufficit, photos: Path, tmp_path: Path) ->
             "a feature layer must give a grid, [N,K,h,w] or tokens [N,T,K], layer '4' gives"
             " [11, 3]: name an earlier layer, leave the layer out to have one found, or",
         ),
-        (["--fill", "nothere.jpg"], "or an image file, there is no file nothere.jpg: check the"),
-        (["--held-out-fill", "a/b"], "or an image file, there is no file a/b: check the path"),
+        (["--fills", "nothere.jpg"], "Unknown fill 'nothere.jpg'"),
         (["--twin", "PHOTOS"], "is none: give the folder that sufficit train-twin wrote"),
         (["--model", "PHOTOS"], "a saved classifier must have classifier.json, PHOTOS has none:"),
         (
-            ["--num-classes", "3"],
+            ["--config", "NUMBER.toml"],
             "the option num_classes (--num-classes) goes to MODEL.py:make, which takes ():"
             " leave it out, or give the function this argument",
         ),
@@ -334,6 +366,8 @@ def test_what_was_wanted_what_came_and_what_to_do_is_said(
     sufficit, photos: Path, more: list[str], said: str
 ) -> None:
     named = {"PHOTOS": str(photos), "MODEL.py": str(photos.parent / "model.py")}
+    named["NUMBER.toml"] = str(photos.parent / "number.toml")
+    Path(named["NUMBER.toml"]).write_text("num_classes = 3\n")
     for word, path in named.items():
         more, said = [one.replace(word, path) for one in more], said.replace(word, path)
     run = sufficit(*words(photos, *more))
@@ -346,7 +380,9 @@ def test_what_was_wanted_what_came_and_what_to_do_is_said(
 def test_a_sheet_says_why_an_image_was_chosen_if_not_all_are_shown(
     n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = run_small(config_for(write_photos(tmp_path, n), leak=False), tmp_path / "out")
+    results = run_small(
+        config_for(write_photos(tmp_path, n), checks=["controls"]), tmp_path / "out"
+    )
     drawn: list[list[str]] = []
     real = plots.sheet_figure
 
@@ -368,17 +404,17 @@ def test_a_sheet_says_why_an_image_was_chosen_if_not_all_are_shown(
 def test_skipped_images_are_named_at_most_ten_times(sufficit, photos: Path) -> None:
     for k in range(12):
         (photos / "ant" / f"broken-{k:02d}.png").write_bytes(b"")
-    run = sufficit(*words(photos, "--no-leak"))
+    run = sufficit(*words(photos, *NO_LEAK))
     assert run.code == 0, run.err
     assert run.err.count("the file is empty") == 10
     assert "12 images skipped; run.json names all of them." in run.err
 
 
 def test_a_comparison_without_msi_prints_means_and_has_no_report(sufficit, photos: Path) -> None:
-    run = sufficit(*words(photos, "--no-leak", "--columns", "insertion_pixel", "--json"))
+    run = sufficit(*words(photos, *NO_LEAK, "--columns", "insertion_pixel", "--json"))
     assert run.code == 0, run.err
     assert json.loads(run.out)["standing"] is None
-    run = sufficit(*words(photos, "--no-leak", "--columns", "insertion_pixel", "--overwrite"))
+    run = sufficit(*words(photos, *NO_LEAK, "--columns", "insertion_pixel", "--overwrite"))
     assert run.code == 0, run.err
     assert "No report, which shows MSI" in run.words
     means = rows(photos.parent / "out", "gradcam")["insertion_pixel"]
@@ -386,7 +422,7 @@ def test_a_comparison_without_msi_prints_means_and_has_no_report(sufficit, photo
 
 
 def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
-    run = sufficit(*words(photos, "--no-leak", "--columns", "msi"))
+    run = sufficit(*words(photos, *NO_LEAK, "--columns", "msi"))
     assert run.code == 0, run.err
     assert "Which method is best? layercam" in run.words
     assert (photos.parent / "out" / "report.html").exists()
@@ -407,7 +443,7 @@ def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
             "cli.compare.write_pictures",
             "draws them all, `sufficit report",
         ),
-        ("explain . --model sufficit:digits", "runs.overlays.compute", "0 of 6 images are done"),
+        ("explain . --model sufficit:digits", "runs.overlays.draw_unit", "0 of 6 images are done"),
     ],
 )
 def test_every_long_command_says_after_ctrl_c_what_is_kept(
@@ -434,11 +470,11 @@ def test_after_ctrl_c_the_command_says_what_is_kept(
 ) -> None:
     whole, done = Store.write, []
 
-    def write(self: Store, stage: str, *given: Any) -> None:
-        if stage == "scores" and done:
+    def write(self: Store, rows: Rows, kind: str = UNIT) -> None:
+        if kind == UNIT and done:
             raise KeyboardInterrupt
-        done.extend([stage] * (stage == "scores"))
-        whole(self, stage, *given)
+        done.extend([kind] * (kind == UNIT))
+        whole(self, rows, kind)
 
     asked = words(photos, "--unit-size", "4")
     with monkeypatch.context() as patched:
@@ -446,4 +482,5 @@ def test_after_ctrl_c_the_command_says_what_is_kept(
         ran = sufficit(*asked)
     assert ran.code == 130
     assert "Interrupted: 4 of 11 images are done and kept. Run the same command again" in ran.err
-    assert sufficit(*asked).code == 0
+    again = sufficit(*asked)
+    assert again.code == 0, again.err

@@ -56,7 +56,7 @@ TINY = "test_resnet"  # timm's own, for tests
 STEPS = ["--value-step", "0.25", "--percent-step", "0.25"]
 SMALL = {  # what makes a command of the tutorial quick
     "explain": ["--size", "64"],
-    "compare": ["--size", "64", "--donors", "2", *STEPS],
+    "compare": ["--size", "64", "--checks", "controls,fill", *STEPS],
     "train-lax": ["--size", "64", "--epochs", "1", "--batch-size", "4"],
     "sanity": ["--size", "64", "--images", "2", "--steps", "1"],
     "figure": [],
@@ -124,7 +124,7 @@ def test_commands_in_the_docs_are_commands_with_options_they_have(sufficit) -> N
                 if not words or words[0] != "sufficit":
                     continue
                 command = words[1]
-                helps.setdefault(command, sufficit(command, "--help").out)
+                helps.setdefault(command, sufficit(command, "--help-all").out)
                 for word in words[2:]:
                     if word.startswith("--"):
                         assert word in helps[command], (page.name, command, word)

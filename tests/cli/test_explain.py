@@ -11,6 +11,10 @@ from PIL import Image
 
 from sufficit import Classifier, explain
 from sufficit.data.images import list_images, read_image
+from sufficit.data.loader import Unit
+from sufficit.runs import overlays
+from sufficit.runs.job import Job
+from sufficit.runs.unit_rows import Rows
 
 N = 6
 
@@ -43,11 +47,11 @@ def test_it_draws_what_evaluate_reads(sufficit, digits: Path, tmp_path: Path) ->
     model = ("--model", "sufficit:digits", "--data", digits, "--columns", "msi")
     maps = ("--heatmaps", tmp_path / "drawn" / "gradcam.npz", "--out", tmp_path / "scored")
     assert sufficit("evaluate", *model, *maps, "--value-step", "0.25").code == 0
-    listed = ("--methods", "gradcam,center", "--out", tmp_path / "compared", "--no-leak")
+    listed = ("--methods", "gradcam,center", "--out", tmp_path / "compared", "--checks", "none")
     assert sufficit("compare", *model, *listed, "--value-step", "0.25").code == 0
     both = [
         pandas.read_parquet(tmp_path / place / "scores.parquet")
-        for place in ("scored", "compared/gradcam")
+        for place in ("scored/heatmaps", "compared/gradcam")
     ]
     assert both[0]["msi"].to_numpy() == pytest.approx(both[1]["msi"].to_numpy(), abs=1e-6)
 
@@ -108,7 +112,9 @@ def test_one_class_is_given_by_number_or_name(
         drawn = stored[image.name]
     expected = explain(classifier, read_image(image, None)[None], torch.tensor([7]))[0]
     assert drawn == pytest.approx(expected.numpy(), abs=1e-5)
-    assert "holds a finished run" in sufficit(*words).err
+    other = sufficit(*words)  # without --target: another run
+    assert other.code == 2
+    assert "holds a finished run of other settings" in other.err
     wrong = sufficit(*words, "--target", "sevn", "--overwrite")
     assert wrong.code == 2
     assert "Unknown class 'sevn'. Did you mean 'seven'?" in wrong.err
@@ -171,3 +177,44 @@ def test_random_weights_are_the_same_each_time_and_bring_a_warning(
             drawn.append({key: stored[key] for key in stored.files})
     assert drawn[0].keys() == drawn[1].keys()
     assert all(np.array_equal(drawn[0][key], drawn[1][key]) for key in drawn[0])
+
+
+def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
+    sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = drawing(digits, "--methods", "gradcam,random")
+    assert sufficit(*words, "--out", tmp_path / "whole").code == 0
+    monkeypatch.setattr("sufficit.runs.overlays.SHEET_ROWS", 2)
+    usual, drawn = overlays.draw_unit, []
+
+    def killed(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
+        if len(drawn) == 2:
+            raise KeyboardInterrupt
+        drawn.append(unit.number)
+        return usual(job, unit, following)
+
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.runs.overlays.draw_unit", killed)
+        run = sufficit(*words)
+    assert (run.code, drawn) == (130, [0, 1])
+    assert "Interrupted: 4 of 6 images are done and kept." in run.err
+    told = sufficit("status", tmp_path / "drawn")
+    assert told.code == 0
+    assert told.words.startswith("2 of 3 units 4 of 6 images ")
+    with monkeypatch.context() as patched:
+        drawn.pop()
+        patched.setattr("sufficit.runs.overlays.draw_unit", killed)
+        resumed = sufficit(*words)
+    assert (resumed.code, drawn) == (0, [0, 2]), resumed.err
+    for name in ("gradcam.npz", "random.npz"):
+        with np.load(tmp_path / "whole" / name) as one, np.load(tmp_path / "drawn" / name) as two:
+            assert one.files == two.files
+            assert all(np.array_equal(one[key], two[key]) for key in one.files)
+    folder = tmp_path / "drawn"
+    files = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
+    assert not any(path.parent.name in ("units", "maps") for path in files)
+    monkeypatch.setattr("sufficit.runs.overlays.draw_unit", None)  # nothing is drawn again
+    again = sufficit(*words)
+    assert (again.code, again.out) == (0, resumed.out), again.err
+    assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == files
+    assert sufficit(*words, "--seed", "1").code == 2

@@ -26,9 +26,9 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with images, a model, and two finished comparisons."""
     place = tmp_path_factory.mktemp("figures")
     photos = write_photos(place, N, model=SIZED)
-    options: dict[str, Any] = {"leak": False, "fill": "mean"}
+    options: dict[str, Any] = {"fills": ["mean"], "checks": ["controls", "alpha-curve"]}
     run_small(config_for(photos, alpha_min="search", **options), place / "run")
-    run_small(config_for(photos, alpha_curve=False, **options), place / "one-alpha")
+    run_small(config_for(photos, **options | {"checks": ["controls"]}), place / "one-alpha")
     run_small(config_for(photos, **options), place / "sampled")
     return place
 
@@ -115,8 +115,9 @@ def test_msi_over_alpha_min_is_that_of_the_run(draw, place: Path, run: str, key:
 
 def test_methods_that_ignore_the_class_are_marked_in_every_legend(place: Path) -> None:
     results = RunResults.read(place / "sampled")
-    sources = {n: one | {"class_agnostic": True} for n, one in results.record["sources"].items()}
-    marked = replace(results, record={**results.record, "sources": sources})
+    known = results.record.sources.items()
+    sources = {name: replace(facts, class_agnostic=True) for name, facts in known}
+    marked = replace(results, record=replace(results.record, sources=sources))
     for found, end in ((results, ""), (marked, " (class-agnostic)")):
         methods = [m for m in found.methods if m not in found.unranked]
         wanted = [f"{method}{end}" for method in methods]
@@ -125,7 +126,7 @@ def test_methods_that_ignore_the_class_are_marked_in_every_legend(place: Path) -
             assert [text.get_text() for text in legend.get_texts()] == wanted, show
         titles = [axis.get_title() for axis in found.plot("sheet").axes[: 1 + len(methods)]]
         assert titles[1:] == [word.replace(" (", "\n(") for word in wanted]
-    assert "(class-agnostic)" not in str(results.record["alpha_curve"]), "the record is left alone"
+    assert "(class-agnostic)" not in str(results.record.alpha_curve), "the record is left alone"
 
 
 def test_sizes_are_drawn_against_base_scores(draw, place: Path) -> None:
@@ -191,7 +192,7 @@ def test_wrong_arguments_are_one_error(
 def test_a_run_at_one_alpha_min_has_no_curve_over_it(sufficit, place: Path, tmp_path: Path) -> None:
     run = sufficit("figure", place / "one-alpha", "--show", "alpha", "--out", tmp_path / "a.png")
     assert run.code == 2
-    assert "at one alpha_min only: run compare again without --no-alpha-curve" in run.err
+    assert "at one alpha_min only: run compare again with --checks default" in run.err
 
 
 def test_a_folder_that_is_no_finished_run_says_what_it_is(sufficit, tmp_path: Path) -> None:

@@ -16,20 +16,20 @@ from sufficit.runs.store import Store
 @pytest.fixture
 def stopped(tmp_path: Path) -> Path:
     """A run of five units of two images, three of which were done at known times."""
-    config, out = config_for(write_photos(tmp_path, 10), leak=False), tmp_path / "out"
+    config, out = config_for(write_photos(tmp_path, 10), checks=["none"]), tmp_path / "out"
     interrupted(lambda: run_small(config, out, unit=2), after=3)
     now = time.time()
     for unit, ago in enumerate((70, 50, 30)):
-        os.utime(Store(out).path("scores", unit), (now - ago, now - ago))
+        os.utime(Store(out).path(unit), (now - ago, now - ago))
     return out
 
 
 def test_progress_pace_and_failed_units_are_told(sufficit: Any, stopped: Path) -> None:
     reason = "OutOfMemoryError: too large (process 7 on host, log /tmp/log)"
-    Store(stopped).write_failure("scores", 4, [f"{k}.png" for k in range(7)], reason)
+    Store(stopped).write_failure(4, [f"{k}.png" for k in range(7)], reason)
     told = sufficit("status", stopped)
     assert told.code == 0
-    assert "scores: 3 of 5 units 6 of 10 images" in told.words
+    assert "3 of 5 units 6 of 10 images" in told.words
     assert "0.1 images/s lately, about 0:00:40 left. The last unit was done 0:00:3" in told.words
     failed = "unit 4 (0.png, 1.png, 2.png, 3.png, 4.png and 2 more): OutOfMemoryError: too large"
     assert f"Failed: {failed} (process 7 on host, log /tmp/log)" in told.words
@@ -43,8 +43,8 @@ def test_progress_pace_and_failed_units_are_told(sufficit: Any, stopped: Path) -
 
 def test_without_two_units_there_is_no_pace(sufficit: Any, stopped: Path) -> None:
     for unit in (1, 2):
-        Store(stopped).path("scores", unit).unlink()
-    assert sufficit("status", stopped).words == "scores: 1 of 5 units 2 of 10 images"
+        Store(stopped).path(unit).unlink()
+    assert sufficit("status", stopped).words == "1 of 5 units 2 of 10 images"
     assert json.loads(sufficit("status", stopped, "--json").out)["seconds_left"] is None
 
 

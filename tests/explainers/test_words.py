@@ -150,7 +150,10 @@ def test_what_a_function_does_wrong_is_one_line(own: str) -> None:
             r"takes \(classifier, images, targets\), short takes \(images, targets\)"
             r" \(.*own_methods.py, line 15\): change its arguments$",
         ),
-        ("broken", r"own_methods.py:broken raised KeyError: 'size' \(.*own_methods.py, line 13\)"),
+        (
+            "broken",
+            r"^method broken on image 0 raised KeyError: 'size' \(.*own_methods.py, line 13\)",
+        ),
     ):
         method = methods_from(f"{own}:{function}")[function]
         with pytest.raises(UserError, match=message):

@@ -76,10 +76,10 @@ def test_methods_scored_on_other_images_are_refused(scores: dict[str, Scores]) -
 
 def test_methods_scored_in_another_way_are_refused(scores: dict[str, Scores]) -> None:
     one, two = scores["one"], scores["two"]
+    moved = replace(two, schedule=replace(two.schedule, alpha_min=0.3))
     with pytest.raises(UserError, match=r"alpha_min is 0\.5 for x and 0\.3 for y; score"):
-        compare_scores({"x": one, "y": replace(two, alpha_min=0.3)})
-    schedule = replace(two.plan.schedules[0], score="confidence")
-    other = replace(two, plan=replace(two.plan, schedules=(schedule,)))
+        compare_scores({"x": one, "y": moved})
+    other = replace(two, schedule=replace(two.schedule, score="confidence"))
     with pytest.raises(UserError, match="score is 'accuracy' for x and 'confidence' for y"):
         compare_scores({"x": one, "y": other})
 

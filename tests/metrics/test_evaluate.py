@@ -770,11 +770,11 @@ def test_intervals_of_few_images_stay_within_their_column() -> None:
     own = Metric(True, lambda _: [], lambda found, _: found.of([EVERYTHING], "confidence")[:, 0])
     given = {"columns": ["all"], "metrics": {"own": own}, "value_step": 0.25, "percent_step": 0.25}
     scores = evaluate(small(), images, heatmaps, truth=(heatmaps > 0.9).float(), **given)
-    summary, plan = scores.summary(), scores.plan
+    summary = scores.summary()
     for name, column in scores.columns.items():
-        low, high = plan.limits(name)
+        low, high = scores.headings[name].limits
         assert low <= float(column.min()), name  # the limits are true ones
         assert float(column.max()) <= high, name
         assert summary[name].low >= low or name == "own"
         assert summary[name].high <= high or name == "own"
-    assert plan.limits("own") == (-math.inf, math.inf)
+    assert scores.headings["own"].limits == (-math.inf, math.inf)

@@ -9,17 +9,20 @@ import pytest
 import torch
 from captum.metrics import infidelity as captum_infidelity
 from scipy.stats import pearsonr, spearmanr
-from sufficit.metrics.plan import ask, make_plan
 from torch import Tensor, nn
 
 from small_models import Spy
 from sufficit import Classifier, UserError, evaluate
-from sufficit.metrics import COLUMNS, Evaluation, Metric
+from sufficit.evaluation import batch_of
+from sufficit.metrics import COLUMNS, CellMetric, Evaluation, MapMetric, Metric
 from sufficit.metrics.artefacts import ARTEFACTS
+from sufficit.metrics.columns import METRICS
 from sufficit.metrics.further_columns import CELLS, FURTHER, SUBSETS, complexity, sparseness
 from sufficit.perturbation.bands import top
 from sufficit.perturbation.image_masks import ImageMask
+from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.perturbation.sampling import uniforms
+from sufficit.probes.cells import CellProbe
 
 SIZE = (16, 16)
 FREE = ("srg", "aopc", "sufficient_share", "sparseness", "complexity")
@@ -127,13 +130,18 @@ def test_columns_of_masks_that_are_asked_anyway_cost_nothing() -> None:
 
 def test_masks_of_the_image_are_asked_once_for_all_methods() -> None:
     images, maps, targets = case()
-    spy, plan = Spy(net()), make_plan(columns=["single_deletion", "infidelity"])
-    found = ask(Classifier(spy), images, torch.cat([maps, maps.flip(1)]), targets, plan)
-    assert sum(spy.sizes) == 4 * (len(CELLS) + len(SUBSETS)) + 2 * 4  # and the whole image twice
-    assert found.calls.sum() == sum(spy.sizes)
-    assert torch.equal(found.falls(CELLS)[:4], found.falls(CELLS)[4:])
-    alone = ask(Classifier(net()), images, maps.flip(1), targets, plan)
-    assert torch.equal(found.sums(SUBSETS)[4:], alone.sums(SUBSETS))
+    spy, columns = Spy(net()), ("single_deletion", "infidelity")
+    classifier = Classifier(spy)
+    probe = CellProbe(MaskedModel(classifier), {name: METRICS[name] for name in columns})
+    found = probe(batch_of(classifier, images, targets), {"a": maps, "b": maps.flip(1)})
+    assert sum(spy.sizes) == 4 * (len(CELLS) + len(SUBSETS)) + 4  # and the whole image
+    # They count for the first method.
+    assert found["a"]["calls@cells"].sum() + 4 == sum(spy.sizes)
+    assert "calls@cells" not in found["b"]
+    for name, own in (("a", maps), ("b", maps.flip(1))):
+        alone = evaluate(Classifier(net()), images, own, targets, columns=columns)
+        for column in columns:
+            assert torch.equal(found[name][column], alone[column])
 
 
 def test_image_masks_depend_on_seed_name_and_number_alone() -> None:
@@ -264,24 +272,18 @@ def spread_of(heatmaps: Tensor, truth: Tensor | None) -> Tensor:
     return heatmaps.flatten(1).amax(1) - heatmaps.flatten(1).amin(1)
 
 
-HALVES = [ImageMask(2, 0), ImageMask(2, 3)]
-OWN = Metric(
-    True,
-    lambda s: [top(0.5)],
-    lambda p, s: (
-        p.measure(spread_of)
-        + 10 * p.falls(HALVES).sum(1)
-        + 100 * p.of([top(0.5)], "accuracy")[:, 0]
-    ),
-    measures=lambda s: [spread_of],
-    hides=lambda s: HALVES,
-)
+HALVES = (ImageMask(2, 0), ImageMask(2, 3))
+OWN = {
+    "spread": MapMetric(True, lambda _: spread_of),
+    "fall": CellMetric(True, HALVES, lambda sums, falls: falls.sum(1) + 10 * sums[:, 1]),
+    "kept": Metric(True, lambda s: [top(0.5)], lambda p, s: p.of([top(0.5)], "accuracy")[:, 0]),
+}
 
 
-def test_a_metric_of_ones_own_has_the_same_means() -> None:
+def test_metrics_of_ones_own_have_the_same_means() -> None:
     images, maps, targets = case()
     model = net()
-    scores = evaluate(Classifier(model), images, maps, targets, metrics={"own": OWN})
+    scores = evaluate(Classifier(model), images, maps, targets, metrics=OWN)
     for i in range(4):
         whole = probability(model, images[i], int(targets[i]))
         falls = []
@@ -292,14 +294,16 @@ def test_a_metric_of_ones_own_has_the_same_means() -> None:
         kept = images[i] * (maps[i].flatten().argsort(descending=True).argsort() < 128).view(SIZE)
         with torch.no_grad():
             right = model(kept[None]).argmax().item() == targets[i]
-        wanted = (maps[i].max() - maps[i].min()).item() + 10 * sum(falls) + 100 * float(right)
-        assert scores["own"][i].item() == pytest.approx(wanted, abs=1e-5)
+        assert scores["spread"][i].item() == pytest.approx((maps[i].max() - maps[i].min()).item())
+        fall = sum(falls) + 10 * maps[i, 8:, 8:].double().sum().item()
+        assert scores["fall"][i].item() == pytest.approx(fall, abs=1e-5)
+        assert scores["kept"][i].item() == float(right)
 
 
 def test_a_torchmetrics_class_has_the_columns() -> None:
     images, maps, targets = case()
-    wanted = evaluate(Classifier(net()), images, maps, targets, columns="all", metrics={"own": OWN})
-    metric = Evaluation(Classifier(net()), columns="all", metrics={"own": OWN})
+    wanted = evaluate(Classifier(net()), images, maps, targets, columns="all", metrics=OWN)
+    metric = Evaluation(Classifier(net()), columns="all", metrics=OWN)
     for rows in (slice(0, 3), slice(3, 4)):
         metric.update(images[rows], maps[rows], targets[rows])
     found = metric.scores()

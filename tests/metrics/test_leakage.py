@@ -17,13 +17,14 @@ from sufficit.data.digits import synthetic_digits
 from sufficit.metrics.leakage import (
     POOL,
     TENSORS,
-    LeakProbe,
+    LeakMeter,
     canvases,
     draw,
     draw_pool,
     leak_warning,
 )
 from sufficit.perturbation.fills import fill_for, noise
+from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.statistics import Estimate
 
 SIZE = (8, 6)
@@ -116,13 +117,13 @@ def test_a_mask_hides_pixels_at_alpha_min_itself() -> None:
 # A second writing
 
 
-def slowly(model, images, heatmaps, targets, setting: LeakProbe, pool: Pool) -> dict[str, list]:
+def slowly(model, images, heatmaps, targets, setting: LeakMeter, pool: Pool) -> dict[str, list]:
     """The definition, one image at a time."""
     logits_of = one_at_a_time(model)
     alpha = torch.tensor(setting.alpha_min, dtype=torch.float32)
 
     def says(image: Tensor, heatmap: Tensor, wanted: int) -> float:
-        hidden = fill_for(image[None], setting.fill)[0]
+        hidden = fill_for(image[None], setting.asked.fill)[0]
         seen = torch.where(heatmap > alpha, image, hidden)
         return float(int(logits_of(seen).argmax()) == wanted)
 
@@ -151,7 +152,7 @@ def test_a_plain_double_loop_agrees_to_the_last_digit(classifier, fill, pooled) 
     images, heatmaps, targets = leak_case(16)
     fill = torch.tensor([0.1, 0.9, 0.5]) if fill == "own" else fill
     pool = Pool(*leak_case(7, seed=5)) if pooled else Pool(images, heatmaps, targets)
-    setting = LeakProbe(classifier, 0.437, donors=4, seed=3, noises=2, fill=fill)
+    setting = LeakMeter(MaskedModel(classifier, fill), 0.437, donors=4, seed=3, noises=2)
     found = leak(
         classifier, images, heatmaps, targets, alpha_min=0.437, donors=4, seed=3, noises=2,
         fill=fill, pool=pool if pooled else None,
@@ -212,8 +213,8 @@ def test_several_methods_at_once_leak_as_each_alone(classifier) -> None:
     methods = {"a": heatmaps, "b": heatmaps.flip(1), "c": 1 - heatmaps}
     pools = {name: Pool(images[some], maps[some], targets[some]) for name, maps in methods.items()}
     together = replace(pools["a"], heatmaps=torch.cat([pool.heatmaps for pool in pools.values()]))
-    probe = LeakProbe(classifier, 0.5, 3, seed=2, pool=together)
-    every = probe.measure(torch.cat([*methods.values()]), targets, range(10))
+    meter = LeakMeter(MaskedModel(classifier), 0.5, 3, seed=2, pool=together)
+    every = meter.measure(torch.cat([*methods.values()]), targets, range(10))
     found = [
         replace(every, **{part: getattr(every, part).chunk(3)[k] for part in TENSORS})
         for k in range(3)
@@ -230,14 +231,15 @@ def test_several_methods_at_once_leak_as_each_alone(classifier) -> None:
 
 def test_images_keep_their_donors_where_others_are_skipped(classifier) -> None:
     _, heatmaps, targets = leak_case()
-    probe = LeakProbe(classifier, 0.5, 3, seed=2, pool=Pool(*leak_case(8, seed=5)))
-    whole = probe.measure(heatmaps, targets, range(10))
+    pool = Pool(*leak_case(8, seed=5))
+    meter = LeakMeter(MaskedModel(classifier), 0.5, 3, seed=2, pool=pool)
+    whole = meter.measure(heatmaps, targets, range(10))
     left = [1, 4, 5, 9]
-    found = probe.measure(heatmaps[left], targets[left], left)
+    found = meter.measure(heatmaps[left], targets[left], left)
     assert found.donors.tolist() == whole.donors[left].tolist()
     assert found.donors_chance.tolist() == whole.donors_chance[left].tolist()
     with pytest.raises(ValueError, match="shorter"):
-        probe.measure(heatmaps, targets, left)
+        meter.measure(heatmaps, targets, left)
 
 
 def test_few_donors_leave_the_mean_unbiased(classifier) -> None:
@@ -277,10 +279,11 @@ def test_images_read_in_groups_give_what_they_give_together(classifier, group) -
     order = targets.argsort()  # a group then holds few classes
     images, heatmaps, targets = images[order], heatmaps[order], targets[order]
     wanted = leak(classifier, images, heatmaps, targets, donors=3, seed=5, alpha_min=0.4)
-    probe = LeakProbe(classifier, 0.4, 3, 5, pool=Pool(images, heatmaps, targets))
+    pool = Pool(images, heatmaps, targets)
+    meter = LeakMeter(MaskedModel(classifier), 0.4, 3, 5, pool=pool)
     given = (images, heatmaps, targets, torch.arange(11))
     found = [
-        probe.leak(*part, numbers=numbers.tolist())
+        meter.leak(*part, numbers=numbers.tolist())
         for *part, numbers in zip(*(tensor.split(group) for tensor in given), strict=True)
     ]
     assert_same(join_leaks(found), wanted)
@@ -517,12 +520,12 @@ def test_the_drop_is_what_two_plain_scorings_differ_by(classifier, alpha_min, sc
 def test_the_held_out_fill_costs_msis_own_masks_and_no_more() -> None:
     images, heatmaps, targets = leak_case()
     spy = Spy(small_net(seed=2))
-    scores = evaluate(
-        Classifier(spy), images, heatmaps, targets, held_out_fill="blur", columns=["msi"], **STEPS
-    )
+    options = {"columns": ["msi"], **STEPS}
+    scores = evaluate(Classifier(spy), images, heatmaps, targets, held_out_fill="blur", **options)
     assert sum(spy.sizes) == scores.calls.sum()
+    alone = evaluate(Classifier(spy), images, heatmaps, targets, **options)
     # The whole images are asked once, not twice.
-    assert scores.others["held_out"].calls.tolist() == (scores.answers.calls - 1).tolist()
+    assert scores.calls.tolist() == (2 * alone.calls - 1).tolist()
 
 
 @pytest.mark.parametrize(

@@ -137,14 +137,14 @@ def test_a_run_compares_every_source_with_the_truth_of_each_image() -> None:
     masks[3] = False
     images = torch.rand(5, 3, 6, 7, generator=torch.Generator().manual_seed(1))
     sources = {"a": maps, "b": maps.flip(1)}
-    options: Any = {"leak": False, "alpha_curve": False, "unit_size": 2, "held_out_fill": "none"}
+    options: Any = {"checks": "none", "unit_size": 2}
     found = compare(Classifier(network()), images, sources, truth=masks, **options)
     for name, own in sources.items():
         wanted = evaluate(Classifier(network()), images, own, truth=masks)
         for column in TRUTH:
             rows = found.rows[name][column].to_numpy()
             np.testing.assert_allclose(rows, wanted[column].numpy(), err_msg=column)
-    assert found.record["truth"]["n_without"] == 1
+    assert found.record.truth.n_without == 1
     assert found.summaries["a"]["iou"].n_nan == 1
     assert any("1 of 5 images have no truth" in remark for remark in found.remarks())
     sampled = compare(Classifier(network()), images, sources, truth=masks, calls=20, **options)

@@ -4,12 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
-from sufficit.metrics.plan import RESERVED
 from torch import nn
 from torchmetrics import MetricCollection
 
 from sufficit import Classifier, Scores, UserError, compare_scores, evaluate
 from sufficit.metrics import COLUMNS, MSI, Evaluation, Metric
+from sufficit.metrics.columns import TAKEN
 from sufficit.perturbation.bands import at_least, show, top
 
 
@@ -139,7 +139,7 @@ def test_a_name_that_is_taken_is_refused(name: str) -> None:
 
 
 def test_every_name_of_scores_is_taken() -> None:
-    assert {name for name in dir(Scores) if not name.startswith("__")} <= {*RESERVED}
+    assert {name for name in dir(Scores) if not name.startswith("__")} <= {*TAKEN}
 
 
 def test_what_is_no_metric_is_refused() -> None:

@@ -201,8 +201,9 @@ def test_compare_in_python_and_on_the_command_line(tmp_path: Path, sufficit) -> 
     steps = [word for name, step in STEPS.items() for word in (f"--{name.replace('_', '-')}", step)]
     words = ["--model", f"python:{own}:make", "--data", photos, "--size", "12"]
     words += ["--methods", "gradcam,occlusion:grid=4", "--score", f"python:{own}:third"]
-    words += ["--no-alpha-curve", *steps]
-    ran = sufficit("compare", *map(str, words), "--no-leak", "--out", str(tmp_path / "run"))
+    words += [*steps]
+    checked = ["--checks", "controls,fill"]
+    ran = sufficit("compare", *map(str, words), *checked, "--out", str(tmp_path / "run"))
     assert ran.code == 0, ran.err
     record = json.loads((tmp_path / "run/run.json").read_text())
     assert record["config"]["score"].endswith("own.py:third")
@@ -214,7 +215,7 @@ def test_compare_in_python_and_on_the_command_line(tmp_path: Path, sufficit) -> 
     images = random_images(4, 12)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     nn.init.uniform_(model[0].weight, 0.1, 1)  # no map is empty
-    options = {**STEPS, "score": first_label, "alpha_curve": False, "progress": False}
+    options = {**STEPS, "score": first_label, "checks": ("leak", "fill"), "progress": False}
     with pytest.warns(UserWarning, match="leak and clean accuracy need classes"):
         results = compare(Classifier(model), images, ["gradcam"], **options)
     maps = explain(Classifier(model).with_score(first_label), images)

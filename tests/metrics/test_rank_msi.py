@@ -1,24 +1,27 @@
 """MSI by rank: one image at a time, and the same for any change of a map that keeps the order."""
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sufficit.metrics.plan import make_plan
 from torch import Tensor, nn
 
+from small_probes import probe_for
 from sufficit import Classifier, compare, evaluate
 from sufficit.metrics import Evaluation
-from sufficit.metrics.further_columns import best_shares, coarse_shares, half_sums, halves_of
+from sufficit.metrics.column import candidate
+from sufficit.metrics.further_columns import coarse_shares, rank_curve
 from sufficit.metrics.metric import Schedule
+from sufficit.metrics.pooled import RankShares, halves_of
 from sufficit.perturbation.sampling import uniforms
 
 SIZE = (10, 10)
 STEPS = {"value_step": 0.1, "percent_step": 0.1}
-QUIET: Any = {"leak": False, "alpha_curve": False, "controls": False, "held_out_fill": "none"}
+QUIET: Any = {"checks": "none"}
 
 
 def net() -> nn.Module:
@@ -73,16 +76,37 @@ def test_it_equals_one_mask_at_a_time(kind: str) -> None:
 
 
 def test_the_share_is_chosen_on_the_other_half() -> None:
-    schedule = Schedule(0.5, percent_step=0.25)
-    sums = torch.zeros(2, 2, 5, dtype=torch.float64)
-    sums[:, 1] = 2  # two images in each half
-    sums[0, 0] = torch.tensor([0.0, 1, 4, 4, 0])  # best at 0.5, the smaller of two
-    sums[1, 0] = torch.tensor([0.0, 3, 1, 1, 0])  # best at 0.25
-    assert best_shares(sums, schedule) == (0.25, 0.5)
-    sums[1] = 0
-    first, second = best_shares(sums, schedule)
+    curves = np.array(
+        [
+            [0, 1, 1, 4, 0],
+            [0, 0, 3, 0, 0],  # the mean of these two is best at 0.5, the smaller of two
+            [0, 3, 1, 1, 0],
+            [0, 0, 0, 0, 0],  # and that of these at 0.25
+        ],
+        dtype=float,
+    )
+    halves = np.array([0, 0, 1, 1])
+    both = candidates(curves, (0.0, 0.25, 0.5, 0.75, 1.0))
+    shares = RankShares()
+    for rows in ([0, 2], [1, 3]):  # in two batches
+        shares.add(halves[rows], {name: values[rows] for name, values in both.items()})
+    assert shares.best == (0.25, 0.5)
+    # Other fills are read at the shares of the first one.
+    blurred = {name.replace("rank", "rank_blur"): 10 * values for name, values in both.items()}
+    found = shares.settle(halves, {**both, **blurred})
+    assert found["msi_rank"].tolist() == [1, 0, 1, 0]
+    assert found["msi_rank_blur"].tolist() == [10, 0, 10, 0]
+
+    alone = RankShares()
+    alone.add(halves[:2], {name: values[:2] for name, values in both.items()})
+    first, second = alone.best
     assert math.isnan(first)  # there is no other half
     assert second == 0.5
+
+
+def candidates(curves: np.ndarray, shares: Sequence[float]) -> dict[str, np.ndarray]:
+    """Curves [N,P] as the columns they are chosen from."""
+    return {candidate("msi_rank", share): curves[:, k] for k, share in enumerate(shares)}
 
 
 @pytest.mark.parametrize(
@@ -114,8 +138,8 @@ def test_halves_depend_on_seed_and_name_alone() -> None:
     names = [f"{i}" for i in range(400)]
     halves = halves_of(names, 0)
     assert 160 < int(halves.sum()) < 240
-    assert torch.equal(halves_of(names[7:9], 0), halves[7:9])
-    assert not torch.equal(halves_of(names, 1), halves)
+    assert np.array_equal(halves_of(names[7:9], 0), halves[7:9])
+    assert not np.array_equal(halves_of(names, 1), halves)
 
 
 def test_one_image_has_no_other_half() -> None:
@@ -152,15 +176,15 @@ def test_a_run_has_it_whatever_its_units_are(calls: Any) -> None:
         for one in found:
             rows = one.rows[name]["msi_rank"].to_numpy()
             np.testing.assert_allclose(rows, wanted.msi_rank.numpy(), atol=1e-6)
-    assert found[0].record["rank_shares"] == found[1].record["rank_shares"]
+    assert found[0].record.rank_shares == found[1].record.rank_shares
 
 
 def test_where_masks_are_drawn_its_own_are_asked_for_every_image() -> None:
     images, maps, targets = case(40)
     steps = {"value_step": 0.02, "percent_step": 0.02}
-    plan = make_plan(columns=("paper", "msi_rank"), calls=26)
-    assert plan.sampling is not None
-    assert plan.sampling.width <= 26
+    probe = probe_for(Classifier(net()), columns=("paper", "msi_rank"), calls=26)
+    assert probe.drawing is not None
+    assert probe.drawing.width <= 25  # beside the whole image
     given: Any = {"columns": ("paper", "msi_rank"), **steps}
     few = evaluate(Classifier(net()), images, maps, targets, calls=26, **given)
     assert few.sampled
@@ -170,11 +194,17 @@ def test_where_masks_are_drawn_its_own_are_asked_for_every_image() -> None:
     coarse = coarse_shares(Schedule(0.5, percent_step=0.02))
     assert coarse == [0.04, 0.1, 0.2, 0.3, 0.5]
     schedule = Schedule(0.5, percent_step=0.02)
-    sums = half_sums(exact.answers, schedule)
-    kept = torch.tensor([share in coarse for share in schedule.shares])
-    sums[:, 0, ~kept] = -1e9
-    shares = best_shares(sums, schedule)
-    assert best_shares(half_sums(few.answers, schedule), schedule) == shares
+    halves = halves_of([str(i) for i in range(40)], 0)
+    curve = rank_curve(exact.answers, schedule).numpy()
+    kept = np.array([share in coarse for share in schedule.shares])
+    curve[:, ~kept] = -1e9
+    wanted, found = RankShares(), RankShares()
+    wanted.add(halves, candidates(curve, schedule.shares))
+    found.add(halves, candidates(rank_curve(few.answers, schedule).numpy(), schedule.shares))
+    assert found.best == wanted.best
+    assert set(found.best) <= set(coarse)
+    settled = wanted.settle(halves, candidates(curve, schedule.shares))
+    assert few.msi_rank.tolist() == settled["msi_rank"].tolist()
 
 
 def test_a_torchmetrics_class_has_it() -> None:

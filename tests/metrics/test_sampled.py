@@ -5,17 +5,18 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from sufficit.metrics.conditions import ask_all, make_conditions
-from sufficit.metrics.plan import ask, make_plan
-from torch import Tensor
+from torch import Tensor, nn
 from torchmetrics import MetricCollection
 
 from reference import heatmaps_like, intervals, small_net
 from small_models import Spy
+from small_probes import ask, probe_for
 from sufficit import Classifier, UserError, evaluate
+from sufficit.evaluation import batch_of
 from sufficit.metrics import COLUMNS, METRICS, MSI, Evaluation, Metric
-from sufficit.metrics.metric import MeanCurve, area_weights
-from sufficit.metrics.scores import Scores, read
+from sufficit.metrics.columns import ALPHA_GRID
+from sufficit.metrics.metric import MeanCurve, area_weights, curves_of
+from sufficit.metrics.scores import Scores
 from sufficit.perturbation.bands import EVERYTHING, at_least, rest, show, top
 from sufficit.perturbation.predictions import Predictions
 from sufficit.perturbation.sampling import make_sampling
@@ -76,15 +77,15 @@ def test_msi_is_unbiased_at_every_alpha_min_of_a_search(score: str) -> None:
     assert len(found.search.alphas) == 19
     for k in range(19):
         assert_unbiased(found.search.msi[:, k], exact.search.msi[:, k])
-    assert (found.calls <= 24).all()
+    assert (found.calls <= 23 + 24).all()  # of the search, and at the alpha_min found
 
 
 def test_a_search_asks_a_hide_curve_of_every_alpha_min_in_some_images() -> None:
-    plan = make_plan("search", columns=["msi"], calls=26)
-    assert plan.sampling is not None
-    assert len(plan.asks) > 1000
-    assert (plan.sampling.counts > 0).all()
-    assert plan.sampling.width == 26
+    probe = probe_for(classifier(), alphas=ALPHA_GRID, columns=["msi"], calls=26)
+    assert probe.drawing is not None
+    assert len(probe.bands) > 1000
+    assert (probe.drawing.counts > 0).all()
+    assert probe.drawing.width == 25  # beside the whole image
 
 
 @pytest.mark.parametrize("calls", [8, 14, 26, 40])
@@ -97,18 +98,25 @@ def test_no_image_is_asked_more_masks_than_wanted(calls: int) -> None:
 
 
 def test_another_fill_draws_the_same_masks_and_asks_no_whole_image_again() -> None:
+    images, maps, targets = case()
     spy = Spy(small_net())
-    fills = ("black", "blur")
-    scores = evaluate(
-        Classifier(spy), *case(), calls=20, fills=fills, held_out_fill="mean", **STEPS
-    )
-    blurred, held_out = scores.others["blur"], scores.others["held_out"]
-    assert torch.equal(blurred.drawn, scores.answers.drawn)
-    assert torch.equal(blurred.named[:, 0], scores.answers.named[:, 0])
-    assert (scores.answers.calls <= 20).all()
-    fewer = scores.answers.calls - blurred.calls  # 0 where another mask keeps all pixels
-    assert set(fewer.tolist()) == {0, 1}
-    assert (held_out.calls <= 20).all()  # those of MSI alone
+    asked = Classifier(spy)
+    batch = batch_of(asked, images, targets)
+    answers = {
+        fill: probe_for(asked, fill=fill, calls=20, **STEPS).answers(batch, {"one": maps})
+        for fill in ("black", "blur")
+    }
+    black, blurred = answers["black"], answers["blur"]
+    assert torch.equal(blurred.drawn, black.drawn)
+    assert torch.equal(blurred.named[:, 0], black.named[:, 0])
+    assert (black.calls < 20).all()  # the whole image is one of the 20
+    assert torch.equal(blurred.calls, black.calls)
+    assert sum(spy.sizes) == 5 + black.calls.sum() + blurred.calls.sum()
+    spy.sizes.clear()
+    options = {"calls": 20, "fills": ("black", "blur"), "held_out_fill": "mean", **STEPS}
+    scores = evaluate(asked, images, maps, targets, **options)
+    assert torch.equal(scores.answers.drawn, black.drawn)
+    assert (scores.calls <= 20 + 19 + 19).all()  # the last 19 are those of MSI alone
     assert sum(spy.sizes) == scores.calls.sum()
 
 
@@ -136,22 +144,28 @@ PICKED = ("named", "confidences")
 @pytest.mark.parametrize("score", ["accuracy", "confidence"])
 @pytest.mark.parametrize("alpha_min", [0.337, "search"])
 def test_all_masks_drawn_give_the_exact_columns(alpha_min: float | str, score: str) -> None:
-    plan = make_plan(alpha_min, score, **STEPS)
-    predictions = ask(classifier(), *case(), plan)
-    exact, found = (read({"": one}, plan) for one in (predictions, asked_all(predictions)))
-    for name, values in exact.columns.items():
+    alphas = ALPHA_GRID if alpha_min == "search" else [alpha_min]
+    probe = probe_for(classifier(), alphas=alphas, score=score, **STEPS)
+    predictions = ask(probe, *case())
+    shuffled = asked_all(predictions)
+    found = probe.values(shuffled)
+    assert len(found) == len(COLUMNS) * len(alphas)
+    for name, values in probe.values(predictions).items():
         assert found[name].tolist() == pytest.approx(values.tolist(), abs=1e-9)
-    for name, curve in exact.curves().items():
-        assert torch.equal(found.curves()[name].confidence, curve.confidence)
+    schedule = probe.columns[0].schedules[0]
+    curves = curves_of(shuffled, schedule)
+    assert len(curves) == 6
+    for name, curve in curves_of(predictions, schedule).items():
+        assert torch.equal(curves[name].confidence, curve.confidence)
 
 
 def test_as_many_calls_as_masks_are_exact() -> None:
     exact = evaluate(classifier(), *case(), **STEPS)
-    found = evaluate(classifier(), *case(), calls=len(exact.plan.asks), **STEPS)
+    found = evaluate(classifier(), *case(), calls=len(exact.answers.bands), **STEPS)
     assert not found.sampled
     for name in COLUMNS:
         assert torch.equal(found[name], exact[name])
-    less = evaluate(classifier(), *case(), calls=len(exact.plan.asks) - 1, **STEPS)
+    less = evaluate(classifier(), *case(), calls=len(exact.answers.bands) - 1, **STEPS)
     assert less.sampled
     assert less.mean()["msi"] == pytest.approx(exact.mean()["msi"], abs=0.05)
 
@@ -179,29 +193,25 @@ def test_an_image_without_a_name_is_drawn_by_its_number() -> None:
 
 def test_all_methods_of_an_image_are_asked_the_same_masks() -> None:
     images, maps, targets = case()
-    plan = make_plan(calls=12, **STEPS)
-    both = ask(classifier(), images, torch.cat([maps, maps.flip(1)]), targets, plan)
-    alone = ask(classifier(), images, maps.flip(1), targets, plan)
+    probe = probe_for(classifier(), calls=12, **STEPS)
+    both = ask(probe, images, torch.cat([maps, maps.flip(1)]), targets)
+    alone = ask(probe, images, maps.flip(1), targets)
     assert both.drawn is not None
     assert torch.equal(both.drawn[:5], both.drawn[5:])
     assert torch.equal(both.rows(slice(5, 10)).named, alone.named)
     second = both.rows(slice(5, 10))
-    assert torch.equal(read({"": second}, plan).msi, read({"": alone}, plan).msi)
+    assert torch.equal(probe.values(second)["msi"], probe.values(alone)["msi"])
 
 
 def test_predictions_read_back_from_their_tensors_give_the_same_scores() -> None:
-    plan = make_plan(calls=12, **STEPS)
-    conditions = make_conditions(plan, ["black", "noise"], "blur")
-    found = ask_all((classifier(), None), *case(), plan, conditions)
-    plans = {condition.key: condition.plan(plan) for condition in conditions}
-    again = {
-        key: plans[key].predictions({part: getattr(one, part) for part in plans[key].parts})
-        for key, one in found.items()
-    }
-    scores = read(again, plan, conditions)
-    assert {"msi", "msi_noise", "msi_held_out", "msi_mean"} <= {*scores.columns}
-    for name, values in read(found, plan, conditions).columns.items():
-        assert torch.equal(scores[name], values)
+    for calls in (None, 12):
+        probe = probe_for(classifier(), calls=calls, **STEPS)
+        found = ask(probe, *case())
+        again = probe.kept({part: getattr(found, part) for part in found.parts})
+        values = probe.values(again)
+        assert {*values} == {*COLUMNS}
+        for name, wanted in probe.values(found).items():
+            assert torch.equal(values[name], wanted)
 
 
 def test_curves_have_a_value_where_the_image_was_asked() -> None:
@@ -240,8 +250,8 @@ def test_the_height_of_a_mean_curve_is_over_the_points_that_are_known() -> None:
 @pytest.mark.parametrize("alpha_min", [0.0, 0.337, 0.5, 1.0])
 def test_weights_and_formula_of_a_column_are_one(alpha_min: float) -> None:
     """Each column is written twice: as its formula, and as the weights that are sampled."""
-    plan = make_plan(alpha_min, "confidence", **STEPS)
-    (schedule,), found = plan.schedules, ask(classifier(), *case(), plan)
+    probe = probe_for(classifier(), alphas=[alpha_min], score="confidence", **STEPS)
+    schedule, found = probe.columns[0].schedules[0], ask(probe, *case())
     whole = found.of([EVERYTHING], "confidence")
     for name, metric in ((name, METRICS[name]) for name in COLUMNS):
         if name == "mask_penalty":
@@ -255,21 +265,21 @@ def test_weights_and_formula_of_a_column_are_one(alpha_min: float) -> None:
 
 def test_the_interval_covers_the_mean_of_exact_scores() -> None:
     """Images drawn from many, masks drawn for each: 95 % of the intervals hold the mean of all."""
-    plan, sampled = (make_plan(columns=["msi"], calls=c, **STEPS) for c in ("exact", 5))
-    images, maps, targets = case(300)
-    predictions = ask(classifier(), images, maps, targets, plan)
-    assert sampled.sampling is not None
-    assert sampled.asks == plan.asks
-    exact = read({"": predictions}, plan).msi
+    whole, few = (probe_for(classifier(), columns=["msi"], calls=c, **STEPS) for c in (None, 5))
+    predictions = ask(whole, *case(300))
+    sampling = few.drawing
+    assert sampling is not None
+    assert few.bands == whole.bands
+    exact = whole.values(predictions)["msi"]
     random, hits, rounds, wider = np.random.default_rng(0), 0, 400, 0.0
     for trial in range(rounds):
         rows = random.integers(300, size=60).tolist()
         some = predictions.rows(rows)
-        drawn = sampled.sampling.draw([f"{i}" for i in range(60)], seed=trial)
+        masks = sampling.draw([f"{i}" for i in range(60)], seed=trial)
+        drawn = nn.functional.pad(masks + 1, (1, 0))  # the whole image comes before the bands
         picked = {name: getattr(some, name).gather(1, drawn.long()) for name in PICKED}
-        counts = sampled.sampling.counts
-        again = replace(some, drawn=drawn, counts=counts, **picked)
-        values = read({"": again}, sampled).msi
+        again = replace(some, drawn=drawn, counts=sampling.counts_with_whole, **picked)
+        values = few.values(again)["msi"]
         low, high = intervals(values.numpy()[:, None])
         hits += bool(low[0] <= exact.mean() <= high[0])
         wider += float(values.std() / exact[rows].std()) / rounds
@@ -302,7 +312,7 @@ def test_ones_own_metric_is_sampled_by_its_weights_or_asked_exactly() -> None:
     options = {"metrics": own_metrics(), **STEPS}
     exact = evaluate(classifier(), *case(), **options)
     found = evaluate(classifier(), *repeated(case()), calls=16, **options)
-    curve = exact.answers.of([top(k) for k in exact.plan.schedules[0].shares], "confidence")
+    curve = exact.answers.of([top(k) for k in exact.schedule.shares], "confidence")
     by_hand = torch.trapezoid(curve**2, dx=0.1)
     assert exact.squared.tolist() == pytest.approx(by_hand.tolist())
     assert_unbiased(found.squared, exact.squared)

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torchmetrics import MetricCollection
 
 from reference import COLUMNS, gradient_case, heatmaps_like, join_leaks, leak_case, small_net
 from sufficit import Classifier, Pool, UserError, evaluate, leak
-from sufficit.metrics import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage
+from sufficit.metrics import MSI, Evaluation, Fidelity, InsertionDeletion, Leakage, MapMetric
 from sufficit.metrics.leakage import TENSORS
+from sufficit.metrics.metric import of_region
 
 STEPS = {"value_step": 0.05, "percent_step": 0.1}
 SIZE = (8, 6)
@@ -75,6 +77,70 @@ def test_options_mean_what_they_mean_to_evaluate(classifier, options):
     for i in range(7):
         metric.update(images[i : i + 1], heatmaps[i : i + 1], targets[i : i + 1])
     assert_means(metric.compute(), wanted.mean())
+
+
+def mean_value(heatmaps: Tensor, truth: Tensor | None) -> Tensor:
+    """A column of a user's own, of the heatmap alone."""
+    return heatmaps.mean((1, 2))
+
+
+@pytest.mark.parametrize("alpha_min", [0.437, "search"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"columns": "all"},
+        {"columns": ["msi", "msi_rank", "sparseness", "infidelity"], "calls": 26, "seed": 3},
+        {"columns": ["complexity", "msi", "iou"]},
+        {"metrics": {"own": MapMetric(True, lambda _: mean_value)}},
+        {
+            "metrics": {
+                "above": of_region(True, lambda a: lambda m, _: (m > a).double().mean((1, 2)))
+            }
+        },
+    ],
+    ids=["all", "some masks", "order", "own", "own at alpha_min"],
+)
+def test_every_kind_of_column_is_that_of_evaluate(classifier, alpha_min, options):
+    images, heatmaps, targets = gradient_case(9)
+    truth = heatmaps_like("random", 9, SIZE, seed=6) > 0.7
+    options = {"alpha_min": alpha_min, **STEPS, **options}
+    wanted = evaluate(classifier, images, heatmaps, targets, truth=truth, **options)
+    metric = Evaluation(classifier, truth=True, **options)
+    for part in (slice(0, 2), slice(2, 3), slice(3, 9)):
+        metric.update(images[part], heatmaps[part], targets[part], truth=truth[part])
+    found = metric.scores()
+    assert [*found.columns] == [*wanted.columns]
+    assert found.headings.items() >= {n: wanted.headings[n] for n in wanted.columns}.items()
+    if alpha_min == "search" and "calls" in options:  # other masks are drawn, see the docstring
+        assert found.search.alphas == wanted.search.alphas
+        return
+    assert found.alpha_min == wanted.alpha_min
+    for name in wanted.columns:
+        torch.testing.assert_close(found[name], wanted[name], rtol=0, atol=1e-6, equal_nan=True)
+    if alpha_min != "search":  # evaluate asks for some masks twice where it searches
+        assert found.calls.tolist() == wanted.calls.tolist()
+
+
+def test_columns_of_the_map_alone_ask_for_no_mask(classifier):
+    images, heatmaps, targets = gradient_case()
+    wanted = evaluate(classifier, images, heatmaps, targets, columns=["sparseness"])
+    metric = Evaluation(classifier, columns=["sparseness"])
+    metric.update(images, heatmaps, targets)
+    assert metric.scores().sparseness.tolist() == wanted.sparseness.tolist()
+    assert metric.scores().calls.tolist() == wanted.calls.tolist()
+
+
+def test_settings_that_cannot_be_scored_are_refused(classifier):
+    with pytest.raises(UserError, match='add "msi"'):
+        InsertionDeletion(classifier, alpha_min="search")
+    with pytest.raises(UserError, match="calls must be"):
+        Evaluation(classifier, calls=3)
+    images, heatmaps, targets = gradient_case()
+    with pytest.raises(UserError, match="truth=masks"):
+        Evaluation(classifier, truth=True).update(images, heatmaps, targets)
+    own = Evaluation(classifier.with_score(lambda logits: logits[:, 0]))
+    with pytest.raises(UserError, match="no classes"):
+        own.update(images, heatmaps, targets)
 
 
 def test_reset_forgets_what_was_seen(classifier):

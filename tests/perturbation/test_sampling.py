@@ -3,9 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from sufficit.metrics.plan import make_plan
 
-from sufficit import UserError
+from reference import small_net
+from small_probes import probe_for
+from sufficit import Classifier, UserError
 from sufficit.perturbation.bands import EVERYTHING, Band, hide, rest, show, top
 from sufficit.perturbation.sampling import Sampling, make_sampling, uniforms
 
@@ -96,15 +97,19 @@ def test_uniform_numbers_are_uniform_and_independent_between_names() -> None:
 
 
 def test_too_few_calls_name_the_least_number() -> None:
-    with pytest.raises(UserError, match=r"calls must be 4 or more .* got 3: ask more masks"):
-        sampling(3)
-    assert sampling(4).width == 4
+    columns = ["insertion_pixel", "deletion_percent", "aopc"]
+    probe = probe_for(Classifier(small_net()), columns=columns, calls=3)
+    assert probe.least == 3  # the whole image, and one mask of either curve
+    assert probe.drawing is not None
+    assert probe.drawing.width == 2
+    few = probe_for(Classifier(small_net()), columns=columns, calls=2)
+    with pytest.raises(UserError, match=r"calls must be 3 or more .* got 2: ask more masks"):
+        _ = few.drawing
 
 
 def test_the_masks_that_decide_msi_are_always_asked() -> None:
     for alpha in (0.5, 0.337):
-        plan = make_plan(alpha, calls=26)
-        assert plan.sampling is not None
-        always = {plan.asks[i] for i in plan.sampling.always}
-        assert always == {EVERYTHING, show(alpha), rest(alpha)}
-        assert plan.sampling.width == 26
+        probe = probe_for(Classifier(small_net()), alphas=[alpha], calls=26)
+        assert probe.drawing is not None
+        assert {probe.bands[i] for i in probe.drawing.always} == {show(alpha), rest(alpha)}
+        assert probe.drawing.width == 25  # beside the whole image

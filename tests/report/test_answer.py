@@ -41,6 +41,16 @@ def said_of_rankings(found: Content) -> list[str]:
     return [one.text for one in cautions(found) if one.text.startswith(starts)]
 
 
+def known(mean: float, n: int = 8) -> Estimate:
+    return Estimate(mean, mean, mean, n, 0, None)
+
+
+def with_columns(found: Content, more: Mapping[str, Mapping[str, Estimate]]) -> Content:
+    """The content with further columns of some methods."""
+    summaries = {name: {**own, **more.get(name, {})} for name, own in found.summaries.items()}
+    return replace(found, summaries=summaries)
+
+
 def words(found: Content) -> list[str]:
     return [line.word for line in answer(found)]
 
@@ -95,9 +105,10 @@ def test_leakage_of_the_best_method(ratio: tuple[float, ...] | None, word: str) 
 
 
 def test_the_ceiling_and_how_sure() -> None:
-    ceiling = {"fill": "blur", "n": 64, "msi": {"bright": 0.17}, "searched": {"mean": 0.22}}
-    found = replace(content(), ceiling=ceiling)
+    reached = {"msi_ceiling": known(0.17, n=64), "ceiling": known(0.22, n=64)}
+    found = with_columns(content(), {"bright": reached, "coarse": reached})
     assert words(found)[3:] == ["0.17 of 0.22", "Sure"]
+    assert "on 64 images" in answer(found)[3].text
     assert words(content())[3] == "Not measured"
     alike = content(bright=0.301, coarse=0.3)
     assert words(alike)[4] == "Unsure"
@@ -185,17 +196,20 @@ def test_a_best_method_whose_maps_mark_nothing_has_a_caveat() -> None:
 
 
 def test_a_random_output_layer_is_a_warning_only_where_maps_stay() -> None:
-    check = {"layer": "fc", "n": 8, "rank_correlation": {"bright": {"mean": 0.95}}}
-    check["rank_correlation"]["coarse"] = {"mean": None}  # constant maps have none
-    start = "With random weights in the output layer (fc, 8 images) the maps of"
+    # Constant maps have no correlation.
+    alike = {"bright": known(0.95), "coarse": known(math.nan, n=0)}
+    start = "With random weights in the output layer (8 images) the maps of"
     stay = f"{start} bright (rank correlation 0.95) stay: they do not show what this output rests"
-    found = replace(content(), head_check=check)
+    found = with_columns(content(), {name: {"random_head": one} for name, one in alike.items()})
     assert any(one.text.startswith(stay) for one in cautions(found))
     assert not any(start in note for note in notes(found))
-    check = {**check, "rank_correlation": {"bright": {"mean": 0.2}, "coarse": {"mean": 0.5}}}
-    found = replace(content(), head_check=check)
+    other = {"bright": known(0.2), "coarse": known(0.5)}
+    found = with_columns(content(), {name: {"random_head": one} for name, one in other.items()})
     assert not any(start in one.text for one in cautions(found))
     assert f"{start} all methods change." in notes(found)
+    # A function or a file does not draw from the model: it has no such column, and no mark.
+    found = with_columns(content(), {"bright": {"random_head": known(0.2)}})
+    assert not any(start in one.text for one in cautions(found))
 
 
 def test_no_lead_and_no_order_by_rank_are_not_made_up() -> None:

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sufficit.metrics.plan import make_plan
 
 from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE, coarse_maps, curves_shown, make
-from sufficit.metrics.scores import read
+from sufficit.metrics.columns import COLUMNS, METRICS, heading_of
+from sufficit.metrics.scores import Scores
 from sufficit.perturbation.predictions import NO_CLASS
 from sufficit.report import Content, MethodScores, write_report
 from sufficit.statistics import compare_values
@@ -228,10 +228,14 @@ def test_rare_contents_are_shown_too(tab: ReportTab, tmp_path: Path, case: str) 
 
 def without_answers(content: Content) -> Content:
     """As if the model had answered NaN to everything."""
-    plan, shown = make_plan(), content.first.shown  # of all images, in their order
+    shown, schedule = content.first.shown, content.first.schedule  # of all images, in their order
     nothing = torch.full_like(shown.confidences, math.nan)
     nobody = torch.full_like(shown.named, NO_CLASS)
-    empty = read({"": replace(shown, named=nobody, confidences=nothing)}, plan)
+    answers = replace(shown, named=nobody, confidences=nothing)
+    columns = {name: METRICS[name].formula(answers, schedule) for name in COLUMNS}
+    headings = {name: heading_of(name) for name in COLUMNS}
+    empty = Scores(answers, columns, headings, schedule, answers.calls)
+    assert empty.msi.isnan().all()
     return replace(
         content,
         scores={"m": MethodScores.of(empty, range(content.n))},

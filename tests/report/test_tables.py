@@ -1,16 +1,21 @@
 """The table of methods in the terminal: order, marks, dashes and the legend."""
 
+import base64
+import io
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pandas
 import pytest
 from rich.console import Console
 
 from reference import three_methods
 from report_content import make
-from sufficit.metrics.columns import heading, higher_is_better
+from sufficit.metrics.column import Heading
+from sufficit.metrics.columns import heading_of
 from sufficit.metrics.further_columns import FURTHER
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.report import Content, write_report
@@ -121,29 +126,88 @@ def test_a_table_by_another_column_has_its_interval_and_ranks_by_it(content: Con
     assert next(iter(table.columns[6].cells)) == f"{best.low:.2f} .. {best.high:.2f}"
 
 
-def test_columns_that_were_asked_for_have_tables_of_80_letters(content: Content) -> None:
-    names = ["msi_blur", "msi_twin", "msi_mean", *LOCALIZATION, *FURTHER]
-    given = {name: Estimate(0.5, 0.4, 0.6, 8, 0, higher_is_better(name)) for name in names}
-    none = Estimate(NAN, NAN, NAN, 0, 8, True)
+FURTHER_TITLE = "Further columns"
+OTHER_FILLS = "MSI with other fills, and for a twin"
+UNKNOWN = {  # of probes that nobody here has heard of
+    "blink": Heading("blink", "Share of blinks", "How often it blinks.", (0.0, 1.0), False),
+    "wink": Heading("wink", "Winks", "", higher_is_better=True, group="Of the eye"),
+}
+
+
+def with_further(content: Content) -> tuple[Content, list[str]]:
+    """The content with columns of other fills, of a truth, of further metrics and of probes."""
+    msi = heading_of("msi")
+    headings = {
+        "msi_blur": msi.under("fill blur", "blur", OTHER_FILLS),
+        "msi_twin": msi.under("twin", "twin", OTHER_FILLS),
+        **{name: heading_of(name) for name in ("msi_mean", *LOCALIZATION, *FURTHER)},
+        **{name: heading_of(name) for name in ("ceiling", "msi_ceiling", "random_head")},
+        **UNKNOWN,
+    }
+    given = {
+        name: Estimate(0.5, 0.4, 0.6, 8, 0, heading.higher_is_better)
+        for name, heading in headings.items()
+    }
     summaries = {name: {**own, **given} for name, own in content.summaries.items()}
-    summaries["bright"]["iou"] = none
-    found = replace(content, summaries=summaries, class_agnostic=["bright"])
+    summaries["bright"]["iou"] = Estimate(NAN, NAN, NAN, 0, 8, True)
+    del summaries["coarse"]["wink"]  # a source that this probe leaves out
+    found = replace(content, summaries=summaries, headings=headings, class_agnostic=["bright"])
+    return found, [*headings]
+
+
+def test_columns_that_were_asked_for_have_tables_of_80_letters(content: Content) -> None:
+    found, names = with_further(content)
     tables = [*further_tables(found)]
     titles = [table.title for table in tables if table.title]
     assert titles == [
-        "MSI with other fills, and for a twin",
+        OTHER_FILLS,
         "Compared with the truth",
-        "Further columns",
+        FURTHER_TITLE,
+        "What a search reaches",
+        "With a random output layer",
+        "Of the eye",
     ]
     heads = [str(column.header).split("  ")[0].strip() for t in tables for column in t.columns[1:]]
     arrows = {True: " \u2191", False: " \u2193", None: ""}
-    assert heads == [f"{heading(n).short}{arrows[higher_is_better(n)]}" for n in names]
+    known = {name: found.heading(name) for name in names}
+    wanted = [f"{one.short}{arrows[one.higher_is_better]}" for one in known.values()]
+    assert sorted(heads) == sorted(wanted)
+    assert {"MSI blur \u2191", "MSI twin \u2191", "blink \u2193", "wink \u2191"} <= {*heads}
     truth = next(table for table in tables if table.title == "Compared with the truth")
     rows = dict(zip(map(str, truth.columns[0].cells), truth.columns[1].cells, strict=True))
     assert rows == {"bright (a)": "-", "coarse": "0.500"}
+    eye = next(table for table in tables if table.title == "Of the eye")
+    rows = dict(zip(map(str, eye.columns[0].cells), eye.columns[1].cells, strict=True))
+    assert rows == {"bright (a)": "0.500", "coarse": "-"}
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
         for table in tables:
             console.print(table)
     assert "\u2026" not in capture.get(), "nothing is cut"
     assert [*further_tables(content)] == []
+
+
+def test_columns_of_an_unknown_probe_are_in_the_report_and_its_files(
+    content: Content, tmp_path: Path
+) -> None:
+    found, _ = with_further(content)
+    values = {name: {**own.columns, "blink": own["msi"] + 1} for name, own in found.scores.items()}
+    scores = {name: replace(own, columns=values[name]) for name, own in found.scores.items()}
+    rows = {
+        name: own.assign(blink=values[name]["blink"].numpy()) for name, own in found.rows.items()
+    }
+    text = write_report(
+        tmp_path / "report.html", replace(found, scores=scores, rows=rows)
+    ).read_text()
+    assert 'data-method="bright" data-column="blink"><span class="mean">0.500<' in text
+    assert "Share of blinks" in text
+    assert "How often it blinks." in text
+    for name in ("methods.csv", "images.csv"):
+        address = re.search(rf'download="{name}" href="data:[^,]*,([^"]*)"', text)
+        assert address is not None
+        table = pandas.read_csv(io.BytesIO(base64.b64decode(address[1])))
+        if name == "methods.csv":
+            (mean,) = table.query("method == 'coarse' and column == 'blink'")["mean"]
+            assert mean == 0.5
+        else:
+            assert table["blink"].to_numpy() == pytest.approx(table["msi"] + 1, abs=1e-4)

@@ -11,8 +11,13 @@ from torch import Tensor, nn
 
 from sufficit import Classifier
 from sufficit.data.images import ImageSource
-from sufficit.runs.config import config_from
+from sufficit.runs.config import Workers, config_from
+from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
+from sufficit.runs.results import RunResults
+from sufficit.runs.store import MAPS
+from sufficit.runs.workers import spreading
+from sufficit.sources import sources_of
 
 SIDE, UNIT = 8, 2
 
@@ -102,20 +107,23 @@ def small_job(folder: Path, images: int = 16, *, pause: float = 0.0, **options: 
     pixels = torch.rand(images, 3, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
     pixels[:, 0, 0, 0] = torch.arange(images) / 1000
     source = ImageSource.from_tensors(pixels, None, [k % 3 for k in range(images)])
-    coarse = {
-        "value_step": 0.25,
-        "percent_step": 0.25,
-        "donors": 2,
-        "alpha_curve": False,
-        "leak": False,
-    }
+    coarse = {"value_step": 0.25, "percent_step": 0.25, "donors": 2, "checks": ["none"]}
     config = config_from({"model": "", "data": "", "methods": ["own"], **coarse, **options})
-    sources = {"own": FaultyMethod(folder, pause), "gradcam": "gradcam", "random": "random"}
+    methods = {"own": FaultyMethod(folder, pause), "gradcam": "gradcam", "random": "random"}
+    sources = sources_of(methods, controls=False)
     return make_job(config, classifier=classifier, images=source, sources=sources, unit=UNIT)
+
+
+def run_workers(job: Job, out: Path, workers: Workers, **options: bool) -> RunResults:
+    """A run of workers."""
+    with spreading(workers, job) as (placed, spread):
+        return run(placed, out, progress=False, spread=spread, **options)
 
 
 def rows(out: Path) -> dict[str, bytes]:
     """The files of a run that must not depend on who computed it."""
-    patterns = ("*/*.parquet", "*/heatmaps.npz", "heatmaps/*", "summary.json", "pairs.csv")
+    patterns = ("*/*.parquet", "*/heatmaps.npz", "summary.json", "pairs.csv", "curves.json")
     found = sorted(path for pattern in patterns for path in out.glob(pattern))
+    # Each map carries the digest of its run, which differs by nothing here.
+    found += sorted((out / MAPS).glob("*"))
     return {str(path.relative_to(out)): path.read_bytes() for path in found}

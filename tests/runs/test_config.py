@@ -20,6 +20,8 @@ from sufficit.runs.config import (
     check_values,
     config_from,
     read_toml,
+    read_workers,
+    workers_from,
     write_toml,
 )
 
@@ -195,16 +197,37 @@ def test_odd_values_are_refused_in_short_words(value: Any, kind: type) -> None:
 @pytest.mark.parametrize(
     ("options", "error"),
     [
-        ({"count": 0}, "--workers must be 1 or more, got 0"),
-        ({"gpus": -1.0}, "--gpus-per-worker must be 0 or more"),
-        ({"cpus": 0.0}, "--cpus-per-worker must be more than 0"),
-        ({"unit_timeout": math.inf}, "--unit-timeout must be more than 0"),
-        ({"address": "10.0.0.1"}, "--address must be auto, HOST:PORT"),
+        ({"count": 0}, "workers must be 1 or more, got 0"),
+        ({"count": 1.5}, "workers must be 1 or more, got 1.5"),
+        ({"gpus": -1.0}, "gpus must be 0 or more"),
+        ({"gpus": "many"}, "gpus must be a number, got 'many'"),
+        ({"cpus": 0.0}, "cpus must be more than 0"),
+        ({"unit_timeout": math.inf}, "unit_timeout must be more than 0"),
+        ({"address": "10.0.0.1"}, "workers must be a number, auto, HOST:PORT"),
+        ({"address": 7}, "workers must be a number, auto, HOST:PORT"),
     ],
 )
 def test_wrong_workers_are_refused(options: dict[str, Any], error: str) -> None:
     with pytest.raises(UserError, match=error):
         Workers(**options)
+
+
+def test_workers_are_those_of_the_table_and_of_the_flag_which_overrides_it(tmp_path: Path) -> None:
+    path = tmp_path / "RUN.toml"
+    path.write_text('model = "m"\ndata = "d"\n[workers]\ncount = 8\ngpus = 0.5\ncpus = 2\n')
+    assert config_from(read_toml(path)) == config_from({"model": "m", "data": "d"})
+    table = read_workers(path)
+    assert workers_from(table) == Workers(count=8, gpus=0.5, cpus=2)
+    found = workers_from(table | {"workers": "ray://head:10001", "unit_timeout": 60.0})
+    assert found == Workers(8, "ray://head:10001", gpus=0.5, cpus=2, unit_timeout=60.0)
+    assert workers_from(table | {"workers": "2"}) == Workers(count=2, gpus=0.5, cpus=2)
+    assert workers_from({"gpus": 1}) is None, "without a number or a cluster nobody is started"
+    path.write_text("workers = 3\n")
+    with pytest.raises(UserError, match=r"must be a table, \[workers\], got 3"):
+        read_workers(path)
+    path.write_text("[workers]\ngpu = 1\n")
+    with pytest.raises(UserError, match="Did you mean 'gpus'"):
+        read_workers(path)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from sufficit.runs.forecast import forecast
 
 from small_models import Spy
 from small_runs import config_for, run_small, write_photos
@@ -14,6 +13,7 @@ from sufficit import Classifier, UserError, compare
 from sufficit.data.images import drawn, open_images
 from sufficit.runs import forecast as module
 from sufficit.runs.config import QUICK, Workers, config_from
+from sufficit.runs.forecast import forecast
 from sufficit.runs.job import make_job
 
 
@@ -25,12 +25,10 @@ def still(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("still")
 def test_a_forecast_counts_what_the_run_then_asks(photos: Path, tmp_path: Path) -> None:
-    config = config_for(photos, leak=False)
+    config = config_for(photos, checks=["controls", "fill", "alpha-curve"])
     found = forecast(make_job(config))
     assert found is not None
-    results = run_small(config, tmp_path / "out")
-    curve = results.record["alpha_curve"]["model_calls"]
-    asked = results.record["model_calls"] + curve
+    asked = run_small(config, tmp_path / "out").record.model_calls
     # Repeated masks are asked once, so that a run asks less than it could.
     assert 0.5 * found.calls < asked < found.calls
     assert found.seconds == found.calls / 2
@@ -39,7 +37,7 @@ def test_a_forecast_counts_what_the_run_then_asks(photos: Path, tmp_path: Path) 
     assert halved is not None
     assert halved.seconds == found.seconds / 2
     assert forecast(make_job(config), workers=Workers(address="auto")) is None
-    leaking = forecast(make_job(replace(config, leak=True)))
+    leaking = forecast(make_job(replace(config, checks=(*config.checks, "leak"))))
     assert leaking is not None
     assert leaking.calls - found.calls == 11 * 4 * (2 * config.donors + 5)
 
@@ -48,7 +46,7 @@ def test_a_forecast_counts_what_the_run_then_asks(photos: Path, tmp_path: Path) 
 def test_what_is_done_is_not_forecast_again(photos: Path, tmp_path: Path) -> None:
     from small_runs import interrupted
 
-    config = config_for(photos, leak=False, alpha_curve=False)
+    config = config_for(photos, checks=["controls"])
     interrupted(lambda: run_small(config, tmp_path / "out", unit=4), after=1)
     whole, rest = forecast(make_job(config)), forecast(make_job(config), tmp_path / "out")
     assert whole is not None
@@ -66,7 +64,7 @@ def test_the_command_says_how_long_and_what_shortens_it(sufficit, photos: Path) 
     assert run.code == 0, run.err
     told = " ".join(run.err.split())
     assert "This takes about " in told
-    assert "Shorter: --quick (a first look), --calls 26, fewer --methods, --no-leak." in told
+    assert "Shorter: --quick (a first look), --calls 26, fewer --methods, --checks none." in told
     assert "This takes" not in sufficit(*words, "--json", "--overwrite").err
 
 
@@ -116,14 +114,15 @@ def test_images_are_drawn_by_seed_and_name_in_their_order(photos: Path) -> None:
 def test_a_run_on_some_images_has_the_rows_and_labels_of_the_whole(
     photos: Path, tmp_path: Path
 ) -> None:
-    whole = run_small(config_for(photos, leak=False), tmp_path / "whole")
-    some = run_small(config_for(photos, leak=False, images=3, seed=5), tmp_path / "some")
+    quick = {"checks": ["controls"]}
+    whole = run_small(config_for(photos, **quick), tmp_path / "whole")
+    some = run_small(config_for(photos, **quick, images=3, seed=5), tmp_path / "some")
     assert some.n == 3
     rows = whole.rows["gradcam"].set_index("image")
     for row in some.rows["gradcam"].to_dict("records"):
         assert row["target"] == rows.loc[row["image"], "target"], "also where a class is missing"
         assert row["msi"] == pytest.approx(rows.loc[row["image"], "msi"])
-    assert run_small(config_for(photos, leak=False, images=99), tmp_path / "all").n == 11
+    assert run_small(config_for(photos, **quick, images=99), tmp_path / "all").n == 11
 
 
 def test_heatmaps_in_memory_are_not_drawn_from(photos: Path) -> None:
@@ -135,8 +134,8 @@ def test_heatmaps_in_memory_are_not_drawn_from(photos: Path) -> None:
 
 def test_quick_is_what_is_not_said_otherwise() -> None:
     given = {"model": "m", "data": "d", "quick": True}
-    found = config_from(given | {"leak": True, "images": 8})
-    assert (found.calls, found.leak, found.images, found.alpha_curve) == (26, True, 8, False)
+    found = config_from(given | {"checks": ["leak"], "images": 8})
+    assert (found.calls, found.checks, found.images) == (26, ("leak",), 8)
     assert all(getattr(config_from(given), name) == value for name, value in QUICK.items())
     assert config_from(given | {"quick": False}).images is None
 
@@ -146,13 +145,19 @@ def test_the_curve_over_alpha_min_costs_less_than_the_scores(
     tmp_path: Path, columns: tuple[str, ...] | None, calls: Any
 ) -> None:
     photos = write_photos(tmp_path, 24)
-    config = config_for(photos, leak=False, columns=columns, calls=calls)
-    record = run_small(config, tmp_path / "out").record
-    curve = record.get("alpha_curve", {"model_calls": 0, "images": []})
-    assert curve["model_calls"] <= record["model_calls"]
+    checks = ["controls", "alpha-curve"]
+    config = config_for(photos, checks=checks, columns=columns, calls=calls)
+    with_curve = run_small(config, tmp_path / "with").record
+    alone = run_small(replace(config, checks=("controls",)), tmp_path / "alone").record
+    assert with_curve.model_calls < 2 * alone.model_calls
     job = make_job(config)
-    assert len(job.samples["alpha"]) == len(curve["images"]) <= 16
-    assert 2 * len(job.samples["alpha"]) * job.curve_plan.width <= 24 * job.masks
+    (curve,) = [probe for probe in job.probes if probe.key == "alpha-curve"]
+    assert curve.images is not None
+    assert with_curve.alpha_curve is not None
+    assert 0 < len(curve.images) == with_curve.alpha_curve["images"] <= 16
+    scores = 24 * sum(probe.calls for probe in job.probes if probe.images is None)
+    share = 1 if len(curve.images) == 1 else 2  # half of the scores, but at least one image
+    assert share * len(curve.images) * curve.calls <= scores
 
 
 @pytest.mark.parametrize(
@@ -160,7 +165,7 @@ def test_the_curve_over_alpha_min_costs_less_than_the_scores(
     [
         (["compare", "--methods", "gradcam", "-m", "layercam"], "--methods is given twice"),
         (["evaluate", "--heatmaps", "a.npz", "--heatmaps", "b.npz"], "--heatmaps is given twice"),
-        (["compare", "--leak", "--no-leak"], "--leak is given twice: give it once"),
+        (["compare", "--json", "--json"], "--json is given twice: give it once"),
         (["demo", "--images", "4", "--images", "5"], "--images is given twice"),
         (["sanity", "--seed", "1", "--seed=1"], "--seed is given twice"),
         (["train-lax", "--epochs", "1", "--epochs", "2"], "--epochs is given twice"),

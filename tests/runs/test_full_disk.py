@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import torch
-from sufficit.runs.explanations import ImageWorker
 
 from digit_images import write_digits
 from small_runs import assert_same_rows, config_for, run_small
@@ -21,6 +20,7 @@ from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images
 from sufficit.files import is_unfinished
 from sufficit.runs.config import RunConfig
+from sufficit.runs.reader import Reader
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 MODEL = ("--model", "sufficit:digits", "--device", "cpu")
@@ -41,7 +41,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def words(command: str, place: Path, out: Path) -> Sequence[object]:
     data = ("--data", place / "digits")
     return {
-        "compare": ("compare", *MODEL, *data, *COARSE, "-m", "gradcam", "--donors", 1),
+        "compare": ("compare", *MODEL, *data, *COARSE, "-m", "gradcam"),
         "evaluate": ("evaluate", *MODEL, *data, *COARSE, "--heatmaps", place / "maps.npz"),
         "explain": ("explain", place / "digits", *MODEL),
         "sanity": ("sanity", *MODEL, *data, "--methods", "gradcam", "--steps", 1),
@@ -133,9 +133,9 @@ def test_a_folder_that_may_not_be_written_is_one_error_before_any_work(
 def test_a_folder_that_vanishes_during_a_run_is_one_error_and_the_run_starts_again(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, out, seen = config_for(photos, leak=False), tmp_path / "out", []
+    config, out, seen = config_for(photos, checks=["controls"]), tmp_path / "out", []
     run_small(config, tmp_path / "whole")
-    usual = ImageWorker.batch
+    usual = Reader.read
 
     def vanishing(*given: Any) -> Any:
         seen.append(given)
@@ -144,7 +144,7 @@ def test_a_folder_that_vanishes_during_a_run_is_one_error_and_the_run_starts_aga
         return usual(*given)
 
     with monkeypatch.context() as patched:
-        patched.setattr(ImageWorker, "batch", vanishing)
+        patched.setattr(Reader, "read", vanishing)
         with pytest.raises(UserError, match="annot read|ould not be|annot write"):
             run_small(config, out)
     run_small(config, out)

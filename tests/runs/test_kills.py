@@ -21,7 +21,7 @@ import os, signal, sys, traceback
 from pathlib import Path
 from threading import Timer
 from sufficit import files
-from sufficit.runs import engine, merge, store
+from sufficit.runs import engine
 from sufficit.runs.config import config_from, read_toml
 from sufficit.runs.job import make_job
 

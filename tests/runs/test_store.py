@@ -23,7 +23,10 @@ from sufficit.data.images import ImageSource, list_images
 from sufficit.data.manifest import Manifest
 from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
-from sufficit.runs.store import FORMAT, Store
+from sufficit.runs.search import PLACE
+from sufficit.runs.store import FORMAT, HELD, MAPS, UNIT, UNITS, Store
+from sufficit.runs.unit_rows import SKIPPED, Rows
+from sufficit.sources import Maps
 
 METHODS = ("gradcam", "layercam", "random", "center")
 
@@ -34,17 +37,18 @@ def same_files(one: Path, other: Path) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("stage", "after", "alpha_min"),
-    [("donors", 0, 0.5), ("scores", 0, 0.5), ("scores", 2, 0.5), ("leak", 1, "search")],
+    ("kind", "after", "alpha_min"),
+    [(HELD, 0, 0.5), (UNIT, 0, 0.5), (UNIT, 2, 0.5), (HELD, 1, 0.5), (UNIT, 1, "search")],
 )
 def test_an_interrupted_run_resumes_and_ends_with_the_same_files(
-    photos: Path, tmp_path: Path, stage: str, after: int, alpha_min: Any
+    photos: Path, tmp_path: Path, kind: str, after: int, alpha_min: Any
 ) -> None:
-    config = config_for(photos, alpha_min=alpha_min, held_out_fill="blur")
+    config = config_for(photos, alpha_min=alpha_min)
     run_small(config, tmp_path / "whole")
-    interrupted(lambda: run_small(config, tmp_path / "out"), stage, after)
+    interrupted(lambda: run_small(config, tmp_path / "out"), kind, after)
     assert not (tmp_path / "out" / "run.json").exists()
-    assert len(Store(tmp_path / "out").done(stage)) == after
+    begun = tmp_path / "out" / (PLACE if alpha_min == "search" else "")
+    assert len(Store(begun).done(kind)) == after
     run_small(config, tmp_path / "out")
     assert_same_rows(tmp_path / "whole", tmp_path / "out", METHODS)
     assert same_files(tmp_path / "whole", tmp_path / "out")
@@ -56,11 +60,11 @@ def test_a_run_whose_end_failed_only_merges(
 ) -> None:
     config, out = config_for(photos), tmp_path / "out"
     with monkeypatch.context() as broken:
-        broken.setattr("sufficit.runs.merge._record", lambda *_: 1 / 0)
+        broken.setattr("sufficit.runs.table.write_toml", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_small(config, out)
     with monkeypatch.context() as asked:
-        asked.setattr("sufficit.runs.engine.Worker.work", lambda *_: pytest.fail("computed again"))
+        asked.setattr("sufficit.runs.engine.score_unit", lambda *_: pytest.fail("computed again"))
         run_small(config, out)
     run_small(config, tmp_path / "whole")
     assert_same_rows(tmp_path / "whole", out, METHODS)
@@ -79,9 +83,8 @@ def refused(config: Any, out: Path, words: str, **more: Any) -> None:
         ({"seed": 1}, "`seed` was 0, now 1"),
         ({"methods": ["gradcam"]}, "`methods` was"),
         ({"methods": ["layercam", "gradcam"]}, None),
-        ({"controls": False}, "`methods` was"),
-        ({"fill": "mean"}, "`fill` was 'black', now 'mean'"),
-        ({"leak": False}, "`leak` was True, now False"),
+        ({"checks": ["fill", "leak", "alpha-curve"]}, r"`checks` was \['default'\], now"),
+        ({"fills": ["mean"]}, r"`fills` was \['black'\], now \['mean'\]"),
         ({"columns": ["msi"]}, r"`columns` was None, now \['msi'\]"),
         ({"layer": "0"}, "`layer` was '1', now '0'"),
         ({"size": "8x8"}, "`size` was None, now '8x8'"),
@@ -101,11 +104,11 @@ def test_other_settings_are_another_run(
 
 
 def test_a_run_that_stopped_at_an_error_may_go_on_and_skip(photos: Path, tmp_path: Path) -> None:
-    stopping = config_for(photos, on_error="stop", leak=False)
+    stopping = config_for(photos, on_error="stop", checks=["controls"])
     (photos / "cat" / "08.png").write_bytes(b"")  # in the last unit
     with pytest.raises(UserError, match=r"Cannot read cat/08\.png"):
         run_small(stopping, tmp_path / "out")
-    assert len(Store(tmp_path / "out").done("scores")) == 2
+    assert len(Store(tmp_path / "out").done()) == 2
     results = run_small(replace(stopping, on_error="skip"), tmp_path / "out")
     assert results.skipped == {"cat/08.png": "the file is empty"}
 
@@ -131,18 +134,20 @@ def test_other_weights_of_an_adapter_are_another_run(photos: Path, tmp_path: Pat
         adapter = Lax(6)
         adapter.belong_to(Classifier.load(config_for(photos).model), "1")
         adapter.save_pretrained(tmp_path / name)
-    config, out = config_for(photos, methods=[str(tmp_path / "lax")], leak=False), tmp_path / "out"
+    out = tmp_path / "out"
+    config = config_for(photos, methods=[str(tmp_path / "lax")], checks=["controls"])
     interrupted(lambda: run_small(config, out))
-    refused(config_for(photos, methods=[f"lax={tmp_path / 'other'}"], leak=False), out, "`methods`")
+    other = config_for(photos, methods=[f"lax={tmp_path / 'other'}"], checks=["controls"])
+    refused(other, out, "`methods`")
     shutil.copytree(tmp_path / "lax", tmp_path / "moved" / "lax")
-    config = config_for(photos, methods=[str(tmp_path / "moved" / "lax")], leak=False)
+    config = config_for(photos, methods=[str(tmp_path / "moved" / "lax")], checks=["controls"])
     assert run_small(config, out).names
 
 
 def test_another_source_of_a_function_is_another_run(photos: Path, tmp_path: Path) -> None:
     text = "def own(model, images, targets): return images.mean(1)\n"
     (tmp_path / "mine.py").write_text(text)
-    config = config_for(photos, methods=[f"python:{tmp_path / 'mine.py'}:own"], leak=False)
+    config = config_for(photos, methods=[f"python:{tmp_path / 'mine.py'}:own"], checks=["controls"])
     interrupted(lambda: run_small(config, tmp_path / "out"))
     (tmp_path / "mine.py").write_text(text.replace("mean", "amax"))
     refused(config, tmp_path / "out", "`methods` was")
@@ -155,7 +160,7 @@ def test_other_code_of_a_model_or_beside_it_is_another_run(photos: Path, tmp_pat
     text = MODEL + "\nfrom beside import scaled\n\nbuilt = make\n\ndef make(): return built()\n"
     (tmp_path / "beside.py").write_text(beside)
     (tmp_path / "model.py").write_text(text)
-    config, out = config_for(photos, leak=False), tmp_path / "out"
+    config, out = config_for(photos, checks=["controls"]), tmp_path / "out"
     interrupted(lambda: run_small(config, out))
     (tmp_path / "beside.py").write_text(beside.replace("1.0", "2.0"))  # the weights are the same
     refused(config, out, "`code of the model` was")
@@ -191,7 +196,7 @@ def test_other_values_in_a_heatmap_file_are_another_run(
 
     write(0)
     size = path.stat().st_size
-    config = config_for(photos, methods=[str(path)], leak=False)
+    config = config_for(photos, methods=[str(path)], checks=["controls"])
     interrupted(lambda: run_small(config, tmp_path / "out"))
     write(1)
     assert path.stat().st_size == size
@@ -199,15 +204,6 @@ def test_other_values_in_a_heatmap_file_are_another_run(
     refused(replace(config, normalize="minmax"), tmp_path / "out", "`normalize` was")
     write(0)
     assert len(run_small(config, tmp_path / "out").names) == 11
-
-
-def test_another_image_as_fill_is_another_run(photos: Path, tmp_path: Path) -> None:
-    fill = tmp_path / "fill.png"
-    Image.new("RGB", (10, 12), "red").save(fill)
-    config = config_for(photos, fill=str(fill), leak=False)
-    interrupted(lambda: run_small(config, tmp_path / "out"))
-    Image.new("RGB", (10, 12), "blue").save(fill)
-    refused(config, tmp_path / "out", "`values of fills` was")
 
 
 def added(photos: Path) -> None:
@@ -245,56 +241,29 @@ def same_size(path: Path, colour: str, time: int) -> None:
     os.utime(path, ns=(time, time))
 
 
-def test_an_image_of_the_same_size_that_was_written_again_is_read_again(
+def test_an_image_of_the_same_size_that_was_written_again_is_refused(
     photos: Path, tmp_path: Path
 ) -> None:
-    config, out = config_for(photos, leak=False), tmp_path / "out"
-    first, last = photos / "ant" / "00.png", photos / "cat" / "08.png"
-    same_size(first, "red", 1)
-    same_size(last, "red", 1)
-    interrupted(lambda: run_small(config, out))
-    same_size(first, "blue", 2)
-    refused(config, out, r"`contents of ant/00\.png` was")
-    same_size(first, "red", 3)  # as it was, but for the time
-    same_size(last, "blue", 3)  # in a unit that is not done
-    assert run_small(config, out).names
+    config, out = config_for(photos, checks=["controls"]), tmp_path / "out"
+    for image in (photos / "ant" / "00.png", photos / "cat" / "08.png"):  # the second is not done
+        shutil.rmtree(out, ignore_errors=True)
+        same_size(image, "red", 1)
+        interrupted(lambda: run_small(config, out))
+        same_size(image, "blue", 2)
+        refused(config, out, rf"`{image.parent.name}/{image.name}` was 'written at .*', now 'writ")
+        same_size(image, "red", 1)  # as it was
+        assert run_small(config, out).names
 
 
 def test_equal_runs_have_equal_digests_but_for_the_times_of_their_files(
     photos: Path, tmp_path: Path
 ) -> None:
-    """A resume keeps the digest it finds: it asks whether contents are the same, not times."""
     found = []
     for number, time in enumerate((1, 1, 2)):
         for path in photos.rglob("*.png"):
             os.utime(path, ns=(time, time))
-        found.append(run_small(config_for(photos), tmp_path / str(number)).record["run"])
+        found.append(run_small(config_for(photos), tmp_path / str(number)).record.run)
     assert found[0] == found[1] != found[2]
-    out = tmp_path / "out"
-    interrupted(lambda: run_small(config_for(photos), out))
-    for path in photos.rglob("*.png"):
-        os.utime(path, ns=(1, 1))
-    assert run_small(config_for(photos), out).record["run"] == found[2]
-
-
-def test_verify_notices_other_contents_of_the_same_size_and_time(
-    photos: Path, tmp_path: Path
-) -> None:
-    config, out = config_for(photos), tmp_path / "out"
-    same_size(photos / "ant" / "00.png", "red", 1)
-    interrupted(lambda: run_small(config, out))
-    same_size(photos / "ant" / "00.png", "blue", 1)
-    refused(replace(config, verify=True), out, r"`contents of ant/00\.png` was")
-    same_size(photos / "ant" / "00.png", "red", 1)
-    assert run_small(replace(config, verify=True), out).names
-
-
-def test_other_contents_of_a_donor_are_noticed(photos: Path, tmp_path: Path) -> None:
-    config, out = config_for(photos), tmp_path / "out"
-    same_size(photos / "cat" / "08.png", "red", 1)  # in the last unit, and a donor
-    interrupted(lambda: run_small(config, out))
-    same_size(photos / "cat" / "08.png", "blue", 2)
-    refused(config, out, r"`contents of cat/08\.png` was")
 
 
 def test_images_that_were_moved_are_read_where_they_are_now(photos: Path, tmp_path: Path) -> None:
@@ -344,7 +313,7 @@ def test_a_machine_may_merge_what_another_has_computed(
     with monkeypatch.context() as broken:
         broken.setattr(Job, "key", lambda job: usual(job) | other)
         interrupted(lambda: run_small(config, half))
-        broken.setattr("sufficit.runs.merge._record", lambda *_: 1 / 0)
+        broken.setattr("sufficit.runs.table.write_toml", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run_small(config, out)
     refused(config, half, "`device` was 'cuda:0', now 'cpu'")
@@ -357,15 +326,15 @@ def test_a_machine_may_merge_what_another_has_computed(
 def test_a_unit_of_another_run_is_never_read(photos: Path, tmp_path: Path) -> None:
     config, out, other = config_for(photos), tmp_path / "out", tmp_path / "other"
     interrupted(lambda: run_small(config, out), after=2)
-    interrupted(lambda: run_small(replace(config, fill="mean"), other), after=2)
-    shutil.copy(Store(other).path("scores", 1), Store(out).path("scores", 1))
+    interrupted(lambda: run_small(replace(config, fills=("mean",)), other), after=2)
+    shutil.copy(Store(other).path(1), Store(out).path(1))
     words = "a run with other settings or images wrote it.*: delete it"
     with pytest.raises(UserError, match=words):
         run_small(config, out)
-    Store(out).path("scores", 1).unlink()
+    Store(out).path(1).unlink()
     results = run_small(config, out)
-    run_small(replace(config, fill="mean"), other)
-    shutil.copytree(other / "heatmaps", out / "heatmaps", dirs_exist_ok=True)
+    run_small(replace(config, fills=("mean",)), other)
+    shutil.copytree(other / MAPS, out / MAPS, dirs_exist_ok=True)
     with pytest.raises(UserError, match=words):
         replace(results, shown=None).heatmaps([0], ["gradcam"])
 
@@ -375,7 +344,7 @@ def test_a_folder_belongs_to_one_run_at_a_time(photos: Path, tmp_path: Path) -> 
 
     def second() -> None:
         for overwrite in (False, True):
-            job = make_job(config_for(photos, fill="mean"), unit=4)
+            job = make_job(config_for(photos, fills=["mean"]), unit=4)
             with pytest.raises(UserError) as error:
                 run(job, out, overwrite=overwrite, progress=False)
             found.append(str(error.value))
@@ -403,9 +372,9 @@ def test_a_corrupt_unit_is_named_and_can_be_deleted(
     config, out = config_for(photos), tmp_path / "out"
     run_small(config, tmp_path / "whole")
     interrupted(lambda: run_small(config, out), after=2)
-    unit = Store(out).path("scores", 0)
+    unit = Store(out).path(0)
     unit.write_bytes(unit.read_bytes()[:100] if content is None else content)
-    with pytest.raises(UserError, match=r"cannot read .*scores-000000\.safetensors .*: delete it"):
+    with pytest.raises(UserError, match=r"cannot read .*unit-000000\.safetensors .*: delete it"):
         run_small(config, out)
     unit.unlink()
     run_small(config, out)
@@ -413,28 +382,55 @@ def test_a_corrupt_unit_is_named_and_can_be_deleted(
 
 
 def test_a_unit_file_returns_what_was_written(tmp_path: Path) -> None:
-    store = Store(tmp_path / "run")
-    whole = torch.arange(6.0).view(2, 3)
-    tensors = {"a": whole, "b": whole[:, 1], "c": whole}  # shared memory
-    facts = {"names": ["名\udcff"], "nan": float("nan"), "path": tmp_path}
-    store.write("scores", 7, tensors, facts)
-    assert store.done("scores") == {7}
-    assert store.has("scores", 7)
-    assert not store.has("scores", 6)
-    found = store.read("scores", 7)
-    assert all(torch.equal(found.tensors[name], tensor) for name, tensor in tensors.items())
-    assert found.facts == {"names": ["名\udcff"], "nan": None, "path": str(tmp_path)}
-    assert list(store.read("scores", 7, names=["b"]).tensors) == ["b"]
+    store = Store(tmp_path / "run", run="of this run")
+    whole = torch.arange(6.0, dtype=torch.float64).view(2, 3)
+    maps = torch.rand(2, 3, 4, generator=torch.Generator().manual_seed(0))
+    rows = Rows(
+        7,
+        names=("名\udcff", "b/c.png"),
+        numbers=(14, 15),
+        targets=torch.tensor([2, 0]),
+        shape=(3, 12, 10),
+        notes={SKIPPED: {"d.png": "the file is empty"}},
+        remark="its rows sum to 1",
+        values={"a/b": {"msi": whole[:, 0], "srg@1": whole[:, 1]}},  # shared memory
+        curves={"a/b": {"insertion": whole}},
+        answers={"a/b": {"named": whole > 2}},
+        maps={
+            "a/b": Maps(maps, final=False, columns={"passes": whole[:, 2]}),
+            "random": Maps(maps, final=True),
+        },
+    )
+    store.write(rows)
+    assert store.done() == {7}
+    assert store.done(HELD) == set()
+    found = store.read(7, answers=True)
+    for name in ("unit", "names", "numbers", "shape", "notes", "remark"):
+        assert getattr(found, name) == getattr(rows, name), name
+    assert torch.equal(found.targets, rows.targets)
+    for part in ("values", "curves", "answers"):
+        written, read = getattr(rows, part)["a/b"], getattr(found, part)["a/b"]
+        assert list(written) == list(read)
+        assert all(torch.equal(written[name], read[name]) for name in written), part
+    assert store.read(7).answers == {}
+    kept = store.read_maps(7)
+    assert (kept.names, kept.numbers, tuple(kept.shape)) == (rows.names, rows.numbers, rows.shape)
+    assert list(kept.maps) == ["a/b"], "controls are drawn again"
+    assert torch.equal(kept.maps["a/b"].maps, maps)
+    assert not kept.maps["a/b"].final
+    assert torch.equal(kept.maps["a/b"].columns["passes"], whole[:, 2])
+    with pytest.raises(UserError, match="a run with other settings or images wrote it"):
+        replace(store, run="of another").read(7)
 
 
 def test_the_state_of_a_run_says_how_far_it_is(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="holds no run: give the --out of one"):
         Store(out).state()
-    interrupted(lambda: run_small(config_for(photos, alpha_min="search"), out), after=2)
+    interrupted(lambda: run_small(config_for(photos), out), after=2)
     state = Store(out).state()
-    assert state.done == {"scores": 2, "leak": 0}
-    assert (state.units, state.done_images, state.images, state.failed) == (3, 8, 11, [])
+    assert (state.done, state.units, state.failed) == (2, 3, [])
+    assert (state.done_images, state.images) == (8, 11)
 
 
 def test_an_error_before_the_first_unit_leaves_no_folder(photos: Path, tmp_path: Path) -> None:
@@ -465,15 +461,15 @@ def test_short_runs_have_units_too(
 def test_overwriting_removes_the_earlier_run_and_nothing_else(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run_small(config_for(photos, save_heatmaps=True), out)
-    mine = [out / "notes.txt", out / "gradcam" / "notes.txt", out / "maps" / "heatmaps.npz"]
+    mine = [out / "notes.txt", out / "gradcam" / "notes.txt", out / "mine" / "heatmaps.npz"]
     for path in mine:
         path.parent.mkdir(exist_ok=True)
         path.write_text("mine")
-    job = make_job(config_for(photos, methods=["kpca-cam"], controls=False, leak=False), unit=4)
+    job = make_job(config_for(photos, methods=["kpca-cam"], checks=["none"]), unit=4)
     interrupted(lambda: run(job, out, overwrite=True, progress=False))
     assert [path.read_text() for path in mine] == ["mine"] * 3
     left = {path.name for path in out.iterdir()}
-    assert left == {"notes.txt", "gradcam", "maps", "units", "heatmaps"}
+    assert left == {"notes.txt", "gradcam", "mine", UNITS, MAPS}
     assert [path.name for path in (out / "gradcam").iterdir()] == ["notes.txt"]
     assert run(job, out, progress=False).methods == ("kpca-cam",)
 
@@ -485,13 +481,13 @@ def test_overwriting_removes_the_earlier_run_and_nothing_else(photos: Path, tmp_
 def test_a_run_whose_images_vanish_stops_and_resumes(
     photos: Path, tmp_path: Path, units: int, empty: bool
 ) -> None:
-    config, out, away = config_for(photos, leak=False), tmp_path / "out", tmp_path / "away"
+    config, out, away = config_for(photos, checks=["controls"]), tmp_path / "out", tmp_path / "away"
     run_small(config, tmp_path / "whole", unit=2)
     whole = Store.write
 
-    def write(self: Store, stage: str, *given: Any) -> None:
-        whole(self, stage, *given)
-        if stage == "scores" and len(self.done("scores")) == units:
+    def write(self: Store, rows: Rows, kind: str = UNIT) -> None:
+        whole(self, rows, kind)
+        if len(self.done()) == units:
             photos.rename(away)
             if empty:
                 photos.mkdir()
@@ -524,7 +520,7 @@ def test_a_run_of_half_a_minute_has_eight_units_and_a_shorter_one_is_one(
     job = make_job(config)
     assert [len(unit) for unit in job.units] == [images]
     weights = sum(one.numel() for one in job.classifier.bare.parameters())
-    work = images * len(job.sources) * job.masks * weights
+    work = job.calls * weights
     monkeypatch.setattr("sufficit.runs.job.LONG", work + 1)
     assert len(make_job(config).units) == 1
     monkeypatch.setattr("sufficit.runs.job.LONG", work)
@@ -535,20 +531,18 @@ def test_a_run_of_half_a_minute_has_eight_units_and_a_shorter_one_is_one(
 def test_a_run_deletes_neither_the_heatmaps_it_scores_nor_a_run_inside_its_folder(
     photos: Path, tmp_path: Path
 ) -> None:
-    out, quick = tmp_path / "out", {"controls": False, "leak": False, "alpha_curve": False}
+    out = tmp_path / "out"
     maps = {image.name: torch.rand(12, 10) for image in list_images(photos)}
     out.mkdir()
     write_heatmaps(out / "heatmaps.npz", maps)
     mine = (out / "heatmaps.npz").read_bytes()
-    config = config_for(photos, methods=[str(out / "heatmaps.npz")], **quick)
-    run_small(config, out, flat=True)
-    assert (out / "heatmaps.npz").read_bytes() == mine
-    with pytest.raises(UserError, match="overwrite would delete .*heatmaps.npz before it is read"):
-        run(make_job(config, unit=4), out, flat=True, overwrite=True, progress=False)
-    assert (out / "heatmaps.npz").read_bytes() == mine
-    run_small(config, out / "inner", flat=True)
-    inner = {path.name: path.read_bytes() for path in (out / "inner").glob("*.*")}
-    assert "scores.parquet" in inner
-    around = make_job(config_for(photos, methods=["gradcam"], **quick), unit=4)
+    config = config_for(photos, methods=[str(out / "heatmaps.npz")], checks=["none"])
+    for overwrite in (False, True):
+        run(make_job(config, unit=4), out, overwrite=overwrite, progress=False)
+        assert (out / "heatmaps.npz").read_bytes() == mine
+    run_small(config, out / "inner")
+    inner = {path: path.read_bytes() for path in (out / "inner").rglob("*.*") if path.is_file()}
+    assert "scores.parquet" in {path.name for path in inner}
+    around = make_job(config_for(photos, methods=["gradcam"], checks=["none"]), unit=4)
     run(around, out, overwrite=True, progress=False)
-    assert {path.name: path.read_bytes() for path in (out / "inner").glob("*.*")} == inner
+    assert {path: path.read_bytes() for path in inner} == inner

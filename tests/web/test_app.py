@@ -91,6 +91,7 @@ def test_cut_off_files_get_one_sentence(
         ({"value_step": "0.0001"}, "value_step: Input should be greater than or equal to 0.01"),
         ({"fill": "../../etc/passwd"}, "fill: Unknown fill '../../etc/passwd'. Known: black"),
         ({"fill": "blak"}, "Did you mean 'black'?"),
+        ({"fill": "drop"}, "Unknown fill for this model 'drop'"),
         ({"score": "both"}, "score: Input should be"),
         ({"method": "gradcm"}, "Unknown method 'gradcm'. Did you mean 'gradcam'?"),
         ({"method": "../gradcam"}, "Unknown method"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import io
+import re
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -252,10 +253,30 @@ def test_one_job_runs_at_a_time() -> None:
     assert most == [1] * 8
 
 
-def test_only_fills_that_work_with_the_model_are_offered(service: Service) -> None:
-    assert service.facts.fills == ["black", "mean", "blur", "noise", "road"]
+def test_only_fills_that_work_with_the_model_are_offered(
+    service: Service, client_of: Callable[..., TestClient]
+) -> None:
+    usual = ["black", "mean", "blur", "noise", "road"]
     vit = open_service(Classifier(small_vit(32), view=View(crop=(32, 32))), "vit", ["random"])
-    assert vit.facts.fills == [*service.facts.fills, "drop"]
+    for one, fills in ((service, usual), (vit, [*usual, "drop"])):
+        assert one.facts.fills == fills
+        client = client_of(one)
+        page = client.get("/").text.split('<select id="fill"')[1].split("</select>")[0]
+        assert re.findall("<option[^>]*>([a-z]+)<", page) == fills
+        forms = client.get("/openapi.json").json()["components"]["schemas"]
+        for form in ("ExplainForm", "ScoreForm"):
+            assert forms[form]["properties"]["fill"]["enum"] == fills
+
+
+def test_a_vit_whose_tokens_cannot_be_left_out_is_not_offered_drop() -> None:
+    class Shifted(type(small_vit(32))):  # type: ignore[misc]  # its class is found at run time
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return super().forward(images) + torch.arange(1000.0)
+
+    model = small_vit(32)
+    model.__class__ = Shifted
+    found = open_service(Classifier(model, view=View(crop=(32, 32))), "vit", ["random"])
+    assert "drop" not in found.facts.fills
 
 
 def test_requests_that_wait_get_503_when_the_server_stops() -> None:

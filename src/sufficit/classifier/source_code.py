@@ -4,7 +4,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from hashlib import sha256
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
-from sufficit.errors import UserError
+from sufficit.errors import NotFiniteError, SkipError, UserError
 
 OURS = Path(__file__).parents[1]
 Result = TypeVar("Result")
@@ -45,6 +45,37 @@ def code_digest(*made: object) -> str:
     known = {sha256(path.read_bytes()).hexdigest() for path in _with_imports(files)}
     texts = sorted(known | {sha256(text.encode()).hexdigest() for text in rest if text})
     return sha256("".join(texts).encode()).hexdigest()[:16] if texts else ""
+
+
+def identity_of(made: object) -> str:
+    """What tells a function or object of the user's from another one of the same file.
+
+    Its code, its name and line, and the numbers and words that it holds.
+    """
+    defined = _defined(made)
+    line = getattr(getattr(defined, "__code__", None), "co_firstlineno", "")
+    found = [code_digest(made), f"{getattr(defined, '__qualname__', '')}:{line}"]
+    one = made
+    while isinstance(one, partial):
+        found += filter(None, (_plain(value) for value in (one.args, one.keywords)))
+        one = one.func
+    if not (inspect.isroutine(one) or inspect.isclass(one) or isinstance(one, nn.Module)):
+        found += filter(None, [_plain(getattr(one, "__dict__", {}))])
+    return "/".join(filter(None, found))
+
+
+def _plain(value: object) -> str:
+    """The numbers and words in a value, as text that is the same in every process; "" for none."""
+    if isinstance(value, str | bytes | int | float | bool):
+        return repr(value)
+    if isinstance(value, Mapping):
+        known = {str(key): _plain(one) for key, one in value.items()}
+        return ",".join(f"{key}={one}" for key, one in sorted(known.items()) if one)
+    if isinstance(value, set | frozenset):
+        return ",".join(sorted(filter(None, map(_plain, value))))
+    if isinstance(value, tuple | list):
+        return ",".join(filter(None, map(_plain, value)))
+    return ""
 
 
 def code_of(model: nn.Module) -> str:
@@ -128,9 +159,9 @@ def run_user_code(name: str, run: Callable[[], Result]) -> Result:
     """What the user's code returns; what it raises becomes one line that says where."""
     try:
         return run()
-    except torch.OutOfMemoryError:
-        raise  # the caller may retry with a smaller batch
-    except Exception as error:
+    except (torch.OutOfMemoryError, NotFiniteError, SkipError):
+        raise  # the caller may retry with a smaller batch, or without some images
+    except (Exception, SystemExit) as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         place = f"{last.filename}, line {last.lineno}"
         raise UserError(f"{name} raised {type(error).__name__}: {error} ({place})") from error

@@ -31,7 +31,8 @@ def compare(
 ) -> None:
     """Which method explains your model best? Score every method on every image.
 
-    Run the same command again to resume an interrupted run.
+    Run the same command again to resume an interrupted run, or to see the results of a finished
+    one.
 
     --help-all lists every option.
 
@@ -48,9 +49,10 @@ def compare(
     check_log(config.log, out_folder)
     with resumable(out_folder):
         results = scored(config, out_folder, as_json=as_json, overwrite=overwrite, workers=workers)
-        results.log()
-        if results.shown is not None and not (out_folder / REPORT).exists():
-            write_pictures(results, out_folder)
+        if not (out_folder / REPORT).exists():  # else this run was finished before
+            results.log()
+            if results.shown is not None:
+                write_pictures(results, out_folder)
     print_skipped(results.skipped, results.record.n_skipped)
     if as_json:
         typer.echo(json.dumps(results.as_json(), indent=2, allow_nan=False))

@@ -18,7 +18,7 @@ from sufficit import __version__
 from sufficit.errors import UserError
 from sufficit.lock import locked
 from sufficit.outside import literal
-from sufficit.runs.config import RunConfig, Workers
+from sufficit.runs.config import TOML, RunConfig, Workers
 
 if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
@@ -54,6 +54,31 @@ BY_NAME = {  # options that a command declares itself
 }
 
 
+TOML_OPTIONS = [
+    name for name, one in RunConfig.__dataclass_fields__.items() if one.metadata["shown"] == TOML
+]
+RESPELLED = {  # options that commands with --checks and --fills once had
+    "--fill": "--fills, as in --fills blur",
+    "--held-out-fill": "--checks fill: the first of blur, mean and noise that is not in --fills",
+    "--leak": "--checks leak",
+    "--no-leak": "--checks controls,fill,alpha-curve",
+    "--controls": "--checks controls",
+    "--no-controls": "--checks fill,leak,alpha-curve",
+    "--alpha-curve": "--checks alpha-curve",
+    "--no-alpha-curve": "--checks controls,fill,leak",
+    "--ceiling": "--checks default,ceiling",
+    "--no-ceiling": "--checks default",
+    "--sanity": "--checks default,head",
+    "--no-sanity": "--checks default",
+    "--address": "--workers, as in --workers ray://HOST:PORT",
+}
+IN_FILE = {  # options that are set in a RUN.toml alone: the line that sets one
+    **{f"--{name.replace('_', '-')}": f"{name} = VALUE" for name in TOML_OPTIONS},
+    "--gpus-per-worker": "gpus = VALUE under [workers]",
+    "--cpus-per-worker": "cpus = VALUE under [workers]",
+}
+
+
 class PanelCommand(TyperCommand):
     """A command whose help has its panels in one order, and that takes each option once.
 
@@ -65,6 +90,7 @@ class PanelCommand(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Refuse an option that is given twice, of which the first would be lost silently."""
         self.shows_all = "--help-all" in args
+        self._check_words(ctx, args)
         _, _, order = self.make_parser(ctx).parse_args([*args])
         once = [one for one in order if not getattr(one, "multiple", True)]
         for option in once:
@@ -73,6 +99,28 @@ class PanelCommand(TyperCommand):
                 raise UserError(f"{option.opts[0]} is given twice: give it once.{several}")
         found: list[str] = super().parse_args(ctx, args)
         return found
+
+    def _check_words(self, ctx: Any, args: list[str]) -> None:
+        """Refuse an option in place of a value, and one that is spelled otherwise now."""
+        every = [one for one in self.get_params(ctx) if one.param_type_name == "option"]
+        known = {word: one for one in every for word in (*one.opts, *one.secondary_opts)}
+        options = args[: args.index("--")] if "--" in args else args
+        for word, following in zip(options, [*args[1:], ""], strict=False):
+            name = word.partition("=")[0]
+            option = known.get(word)
+            if option is not None and following.startswith("--") and not _is_flag(option):
+                # Else a folder of this name would be made, and the option be lost.
+                raise UserError(f"{word} needs a value, got {following}: write {word} VALUE")
+            if name in known:
+                continue
+            if name in RESPELLED and "--checks" in known:
+                raise UserError(f"there is no option {name}: use {RESPELLED[name]}")
+            if name.replace("--no-", "--") in IN_FILE and "--config" in known:
+                line = IN_FILE[name.replace("--no-", "--")]
+                raise UserError(
+                    f"{name} is no option of the command line: write `{line}` into a file"
+                    " RUN.toml, and pass --config RUN.toml"
+                )
 
     def get_params(self, ctx: Any) -> list[Any]:
         """The options in the order of their panels, the order within a panel as declared."""
@@ -91,6 +139,11 @@ class PanelCommand(TyperCommand):
             return PANELS.index(own), first.index(one.name) if own == MAIN else 0
 
         return [*arguments, *sorted(options, key=place)]
+
+
+def _is_flag(option: Any) -> bool:
+    """Whether an option takes no value."""
+    return bool(getattr(option, "is_flag", False) or getattr(option, "count", False))
 
 
 app = typer.Typer(
@@ -135,7 +188,7 @@ def scored(
     if found is not None and found.seconds >= LONG:
         err.print(literal(found.words), soft_wrap=True, highlight=False)
     progress = False if as_json else None
-    with spreading(workers, job) as spread:
+    with spreading(workers, job) as (job, spread):
         return run(job, folder, overwrite=overwrite, progress=progress, spread=spread)
 
 

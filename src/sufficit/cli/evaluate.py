@@ -25,7 +25,7 @@ SOURCE = "heatmaps"
 
 
 @app.command()
-@run_options(*OPTIONS, defaults=DEFAULTS)
+@run_options(*OPTIONS, defaults=DEFAULTS, toml=True)
 def evaluate(
     config: RunConfig,
     workers: Workers | None,

@@ -55,7 +55,7 @@ def explain(
         )
     config = replace(config, data=" ".join(images))
     out_folder, given_images = place(to), [place(word) for word in images]
-    check_output(out_folder, given_images, overwrite=overwrite, command="explain")
+    check_output(out_folder, given_images, command="explain")
     from sufficit.report.interpretation import run_remarks
     from sufficit.runs.job import load_model, make_job
     from sufficit.runs.overlays import SHEET_ROWS, class_number, explain_run, images_in
@@ -69,7 +69,7 @@ def explain(
     if target is not None:
         number = class_number(target, classifier.classes)
         job = replace(job, entries=job.entries.labelled(target=number), targets="label")
-    with resumable(out_folder), spreading(workers, job) as spread:
+    with resumable(out_folder), spreading(workers, job) as (job, spread):
         record = explain_run(job, out_folder, overwrite=overwrite, spread=spread)
     print_skipped(record["skipped"])
     for remark in run_remarks(record["n"], record["empty_heatmaps"]):

@@ -16,6 +16,7 @@ from sufficit.classifier.source_code import check_arguments
 from sufficit.errors import EmptyHeatmapWarning, NotFiniteError, UserError, warn_user
 from sufficit.explainers.explainer import Explainer
 from sufficit.explainers.forward_pass import Pass, look
+from sufficit.explainers.guard import call_guarded, join_tensors
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named, word_of
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
@@ -237,13 +238,40 @@ def _draw(
             found[name] = maps.abs() if method.sign == "absolute" else maps
         elif method.needs == "own":
             assert goals is not None
-            heatmaps = method.draw(classifier, here.clone(), goals.clone())  # it may work in place
-            try:
-                check_heatmaps(heatmaps, here, names)
-            except UserError as error:
-                raise UserError(f"method {name}: {error}") from error
-            found[name] = heatmaps.detach().to(here.device, torch.float32)
+            found[name] = _own(classifier, here, goals, name, method.draw, seed, names)
     return found
+
+
+def _own(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor,
+    name: str,
+    function: OwnMethod,
+    seed: int,
+    names: Sequence[object],
+) -> Tensor:
+    """The heatmaps of a user's function, checked: [N,H,W]."""
+
+    def call(rows: Sequence[int]) -> Tensor:
+        some = list(rows)
+        return function(classifier, images[some], targets[some])  # copies: it may work in place
+
+    heatmaps = call_guarded(
+        f"method {name}",
+        function,
+        call,
+        join_tensors,
+        classifier=classifier,
+        images=images,
+        names=names,
+        seed=seed,
+    )
+    try:
+        check_heatmaps(heatmaps, images, names)
+    except UserError as error:
+        raise UserError(f"method {name}: {error}") from error
+    return heatmaps.detach().to(images.device, torch.float32)
 
 
 def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer]:

@@ -78,13 +78,13 @@ def sufficient_share(predictions: Predictions, schedule: Schedule) -> Tensor:
     """The smallest share of the pixels, by rank, that gives the target; 1 if none does: [N]."""
     scores = predictions.of(_insertions(schedule), "accuracy")
     right = torch.cat([scores == 1, torch.ones_like(scores[:, :1], dtype=torch.bool)], dim=1)
-    shares = torch.tensor([*schedule.shares, 1.0], dtype=torch.float64)
+    shares = torch.tensor([*schedule.shares, 1.0], dtype=torch.float64, device="cpu")
     return shares[right.byte().argmax(1)].masked_fill(scores.isnan().any(1), torch.nan)
 
 
 def single_deletion(sums: Tensor, falls: Tensor) -> Tensor:
     """Rank correlation of each cell's sum with the fall in probability without it: twice -> [N]."""
-    found = torch.full((len(sums),), torch.nan, dtype=torch.float64)
+    found = torch.full((len(sums),), torch.nan, dtype=torch.float64, device="cpu")
     known = (~falls.isnan().any(1)).nonzero()[:, 0]
     if len(known):
         found[known] = rank_correlation(sums[known, None], falls[known, None])
@@ -149,10 +149,11 @@ def rank_curve(predictions: Predictions, schedule: Schedule) -> Tensor:
     pairs = _rank_pairs(schedule)
     kept, left = ([pair[side] for pair in pairs.values()] for side in (0, 1))
     curve = predictions.of(kept, schedule.score) - predictions.of(left, schedule.score)
-    curve -= torch.tensor([*pairs], dtype=torch.float64)
+    curve -= torch.tensor([*pairs], dtype=torch.float64, device="cpu")
     if predictions.counts is not None:
         place = {band: i for i, band in enumerate(predictions.bands)}
-        places = torch.tensor([[place[band] for band in pair] for pair in pairs.values()])
+        asked = [[place[band] for band in pair] for pair in pairs.values()]
+        places = torch.tensor(asked, device="cpu")
         curve[:, (predictions.counts[places] < 1).any(1)] = torch.nan
     return curve
 
@@ -169,7 +170,7 @@ def _rank_weights(schedule: Schedule) -> Mapping[Band, float]:
 
 def _not_of_one_image(predictions: Predictions, schedule: Schedule) -> Tensor:
     """`msi_rank` reads an image at a share that other images chose: see `pooled.RankShares`."""
-    return torch.full((len(predictions.targets),), torch.nan, dtype=torch.float64)
+    return torch.full_like(predictions.calls, torch.nan, dtype=torch.float64)
 
 
 RANK = Metric(True, _rank_asks, _not_of_one_image, weights=_rank_weights)

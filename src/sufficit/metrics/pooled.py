@@ -22,13 +22,12 @@ Halves = npt.NDArray[np.int64]
 class RankShares:
     """The share at which each half of the images is read, for one source."""
 
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
+    def __init__(self) -> None:
         self.shares: tuple[str, ...] = ()  # of the candidates, as their names spell them
         self._sums = np.zeros((2, 0))
         self._counts = np.zeros((2, 0))
 
-    def add(self, names: Sequence[str], columns: Mapping[str, Floats]) -> None:
+    def add(self, halves: Halves, columns: Mapping[str, Floats]) -> None:
         """Add images with their candidates: each [n]."""
         start = RANK_STEM + CANDIDATE
         found = [name for name in columns if name.startswith(start)]
@@ -39,7 +38,6 @@ class RankShares:
             self._sums = np.zeros((2, len(found)))
             self._counts = np.zeros((2, len(found)))
         curves = np.stack([columns[name] for name in found], axis=1)
-        halves = halves_of(names, self.seed)
         for half in (0, 1):
             own = curves[halves == half]
             self._sums[half] += np.nansum(own, axis=0)
@@ -61,9 +59,8 @@ class RankShares:
         # Shares that tie in exact arithmetic differ by rounding: the first one is meant.
         return int(means.round(12).argmax())
 
-    def settle(self, names: Sequence[str], columns: Mapping[str, Floats]) -> dict[str, Floats]:
+    def settle(self, halves: Halves, columns: Mapping[str, Floats]) -> dict[str, Floats]:
         """Return the column of every fill and model that has candidates: each [n]."""
-        halves = halves_of(names, self.seed)
         stems = dict.fromkeys(
             name.partition(CANDIDATE)[0]
             for name in columns
@@ -71,7 +68,7 @@ class RankShares:
         )
         found: dict[str, Floats] = {}
         for stem in stems:
-            values = np.full(len(names), np.nan)
+            values = np.full(len(halves), np.nan)
             for half in (0, 1):
                 place = self._best(half)
                 if place is not None:

@@ -78,6 +78,11 @@ def check_heatmaps(heatmaps: Tensor, images: Tensor, names: Sequence[object] | N
     if not isinstance(heatmaps, Tensor):
         came = type(heatmaps).__name__
         raise UserError(f"heatmaps must be a torch.Tensor, got {came}: call torch.as_tensor")
+    if heatmaps.is_meta or heatmaps.layout is not torch.strided:
+        came = "meta" if heatmaps.is_meta else str(heatmaps.layout).removeprefix("torch.")
+        raise UserError(
+            f"heatmaps must be a dense tensor with values, got a {came} one: make it so"
+        )
     n, _, h, w = images.shape
     if tuple(heatmaps.shape) != (n, h, w):
         raise UserError(

@@ -51,7 +51,7 @@ class MaskedModel:
         size is wanted. With `drawing` each image is asked some of the bands, drawn by seed and
         name: the same ones for every model, fill and source.
         """
-        whole = whole_images(self.model, batch)
+        whole = self.whole(batch)
         drawn = None if drawing is None else drawing.draw(batch.names, seed)
         found = predict(
             self.runner(batch.images),
@@ -76,7 +76,7 @@ class MaskedModel:
             return answers
         # The whole image is band 0 now, so the numbers of the others move by one.
         numbers = F.pad(found.drawn + 1, (1, 0))
-        return replace(answers, drawn=numbers, counts=F.pad(drawing.counts, (1, 0), value=1.0))
+        return replace(answers, drawn=numbers, counts=drawing.counts_with_whole)
 
     def views(
         self,
@@ -106,22 +106,28 @@ class MaskedModel:
             whole=whole,
         )
 
+    def whole(self, batch: Batch) -> Predictions:
+        """Answers for the whole images: [N,1]."""
+        return whole_images(self.model, batch, self.batch_size)
+
     def over(self, images: Sequence[int]) -> "MaskedModel":
         """The same for some of the images, where each image has a fill of its own."""
         return replace(self, fill=rows_of(self.fill, list(images)))
 
 
-def whole_images(model: Classifier, batch: Batch) -> Predictions:
+def whole_images(model: Classifier, batch: Batch, batch_size: int | None = None) -> Predictions:
     """What a model says of the whole images, asked once however many probes there are."""
     return batch.remember(
-        ("whole", model), lambda: said_of_whole(model, batch.images, batch.targets)
+        ("whole", model), lambda: said_of_whole(model, batch.images, batch.targets, batch_size)
     )
 
 
-def said_of_whole(model: Classifier, images: Tensor, targets: Tensor | None) -> Predictions:
+def said_of_whole(
+    model: Classifier, images: Tensor, targets: Tensor | None, batch_size: int | None = None
+) -> Predictions:
     """Class and confidence of whole images: [N,1]. Without targets, predictions are the targets."""
-    no_maps = torch.zeros(len(images), *images.shape[2:])
-    return predict(model, images, no_maps, targets, [EVERYTHING])
+    no_maps = torch.zeros(len(images), *images.shape[2:], device="cpu")
+    return predict(model, images, no_maps, targets, [EVERYTHING], batch_size=batch_size)
 
 
 def finite(answers: Predictions) -> list[bool]:

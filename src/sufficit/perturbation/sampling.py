@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from sufficit.errors import UserError
 from sufficit.perturbation.bands import Band, family
 
 Floats = npt.NDArray[np.float64]
@@ -45,6 +45,11 @@ class Sampling:
     def width(self) -> int:
         """How many bands are drawn per image, a band drawn twice counted twice."""
         return len(self.always) + sum(line.strata for line in self.lines)
+
+    @property
+    def counts_with_whole(self) -> Tensor:
+        """The same with the whole image before the bands, which every image is asked: [1+B]."""
+        return F.pad(self.counts, (1, 0), value=1.0)
 
     def draw(self, names: Sequence[str], seed: int) -> Tensor:
         """Return the numbers of the bands to ask each image: N -> int32 [N,K].
@@ -88,11 +93,7 @@ def make_sampling(
         if bands[i] not in always and sizes[bands[i]] > 0:
             curves.setdefault(family(bands[i]), []).append(i)
     least = len(fixed) + len(curves)
-    if calls < least:
-        raise UserError(
-            f"calls must be {least} or more for these columns, got {calls}: ask more masks per"
-            " image, or choose fewer columns"
-        )
+    assert calls >= least  # the probe refuses fewer
     widths = {curve: np.array([sizes[bands[i]] for i in found]) for curve, found in curves.items()}
     strata = dict.fromkeys(curves, 1)
     for _ in range(calls - least):

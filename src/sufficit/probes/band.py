@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from sufficit.data.batch import Batch, Sample
+from sufficit.errors import UserError
 from sufficit.metrics.column import CANDIDATE, Column, Columns, Heading
 from sufficit.metrics.metric import Schedule, curves_of
 from sufficit.perturbation.bands import EVERYTHING, Band, family
-from sufficit.perturbation.masked_model import MaskedModel, whole_images
+from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.perturbation.sampling import Sampling, make_sampling
 from sufficit.probes.probe import CALLS, RIGHT, Condition, ProbeBase, SourceRows, by_source
@@ -85,6 +86,11 @@ class BandProbe(ProbeBase):
         """
         if self.most is None or self.most > len(self.bands):
             return None
+        if self.most < self.least:
+            raise UserError(
+                f"calls must be {self.least} or more for these columns, got {self.most}: ask more"
+                " masks per image, or choose fewer columns"
+            )
         weights, always = self._weights
         return make_sampling(self.bands, weights, always - {EVERYTHING}, self.most - 1)
 
@@ -126,7 +132,7 @@ class BandProbe(ProbeBase):
         answers = self.answers(batch, maps)
         found = answers.by_piece(self._rows)
         found[CALLS + self.key] = (answers.calls + self.counts_whole).double()
-        right = whole_images(self.asked.model, batch).of([EVERYTHING], "accuracy")[:, 0]
+        right = self.asked.whole(batch).of([EVERYTHING], "accuracy")[:, 0]
         found[RIGHT + self.key] = right.repeat(len(maps))
         if self.keeps_answers:
             found |= {ANSWERS + name: getattr(answers, name) for name in ROWS}
@@ -134,7 +140,9 @@ class BandProbe(ProbeBase):
 
     def kept(self, parts: Columns) -> Predictions:
         """Answers that were kept by their parts."""
-        return Predictions(bands=(EVERYTHING, *self.bands), weighed=self.sizes, **parts)
+        bands = (EVERYTHING, *self.bands)
+        counts = None if self.drawing is None else self.drawing.counts_with_whole
+        return Predictions(bands=bands, weighed=self.sizes, counts=counts, **parts)
 
     def _rows(self, some: Predictions) -> Columns:
         found = self.values(some)

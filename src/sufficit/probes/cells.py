@@ -12,7 +12,7 @@ from sufficit.metrics.column import Heading
 from sufficit.metrics.metric import CellMetric
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.image_masks import ImageMask, hidden_pixels, sums_over
-from sufficit.perturbation.masked_model import MaskedModel, whole_images
+from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.probes.probe import CALLS, ProbeBase, SourceRows
 
 _GROUP = 32  # images whose masks are in memory at once
@@ -52,15 +52,16 @@ class CellProbe(ProbeBase):
                 rows[source][name + self.end] = metric.formula(sums[:, some], falls[:, some])
         # The passes are shared by all sources; they count for the first one.
         first = next(iter(rows))
-        rows[first][CALLS + self.key] = torch.full((len(batch),), float(len(self.masks)))
+        passes = torch.full((len(batch),), float(len(self.masks)), device="cpu")
+        rows[first][CALLS + self.key] = passes
         return rows
 
     def _falls(self, batch: Batch) -> Tensor:
         """The fall of the target's probability when each mask is hidden: [N,V]."""
-        whole = whole_images(self.asked.model, batch).of([EVERYTHING], "confidence")
+        whole = self.asked.whole(batch).of([EVERYTHING], "confidence")
         width = len(self.masks)
         hidden = []
-        for rows in torch.arange(len(batch)).split(_GROUP):
+        for rows in torch.arange(len(batch), device="cpu").split(_GROUP):
             some = rows.tolist()
             names = [batch.names[row] for row in some]
             pixels = hidden_pixels(self.masks, batch.size, names, self.seed)
@@ -68,7 +69,7 @@ class CellProbe(ProbeBase):
             found = self.asked.over(some).views(
                 batch.images[some],
                 ~pixels.flatten(0, 1).to(self.asked.model.device),
-                (images, torch.arange(len(some) * width)),
+                (images, torch.arange(len(some) * width, device="cpu")),
                 targets=batch.targets.cpu()[rows].repeat_interleave(width),
             )
             hidden.append(found.confidences.view(-1, width).double())

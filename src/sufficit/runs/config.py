@@ -244,36 +244,39 @@ class RunConfig:
 class Workers:
     """Who computes a run. It decides no number, so that a run may be resumed with others."""
 
-    # None: one here, or as many as a cluster has room for
-    count: int | None = _compute(None, "Workers; Ray starts them on this machine.", "--workers")
-    address: str | None = _compute(  # None: Ray is started on this machine
-        None, "Ray cluster to join: auto, HOST:PORT or ray://HOST:PORT."
-    )
-    gpus: float | None = _compute(  # None: one if the model is on a GPU
-        None, "GPUs per worker, or a part of one, as in 0.5.", "--gpus-per-worker"
-    )
-    cpus: float = _compute(1.0, "CPUs and threads per worker.", "--cpus-per-worker")
-    unit_timeout: float | None = _compute(
-        None, "Replace a worker that computes a unit for more seconds than this."
-    )
+    count: int | None = None  # None: one here, or as many as a cluster has room for
+    address: str | None = None  # of a Ray cluster; None: Ray is started on this machine
+    gpus: float | None = None  # per worker; None: one if the model is on a GPU
+    cpus: float = 1.0  # and threads, per worker
+    unit_timeout: float | None = None  # seconds after which a worker is replaced
 
     def __post_init__(self) -> None:
-        least = {"workers": (self.count, 1), "gpus-per-worker": (self.gpus, 0)}
-        for name, (value, bound) in least.items():
-            if value is not None and not bound <= value < math.inf:
-                raise UserError(f"--{name} must be {bound} or more, got {value}: raise it")
-        above = {"cpus-per-worker": self.cpus, "unit-timeout": self.unit_timeout}
-        for name, value in above.items():
-            if value is not None and not 0 < value < math.inf:
-                raise UserError(f"--{name} must be more than 0, got {value}: raise it")
+        self._check_numbers()
         address = self.address
-        if address is not None and address != "auto":
-            host, _, port = address.removeprefix("ray://").rpartition(":")
-            if not host or not port.isdecimal():
-                raise UserError(
-                    f"--address must be auto, HOST:PORT or ray://HOST:PORT, got {address!r}: as in"
-                    " ray://10.0.0.1:10001"
-                )
+        if address is None or address == "auto":
+            return
+        host, _, port = str(address).removeprefix("ray://").rpartition(":")
+        if not host or not port.isdecimal():
+            raise UserError(
+                f"workers must be a number, auto, HOST:PORT or ray://HOST:PORT, got {address!r}: as"
+                " in ray://10.0.0.1:10001"
+            )
+
+    def _check_numbers(self) -> None:
+        """Raise for numbers of another type, or out of bounds."""
+        whole = self.count
+        if whole is not None and (type(whole) is not int or whole < 1):
+            raise UserError(f"workers must be 1 or more, got {whole!r}: raise it")
+        bounds = {"cpus": self.cpus, "gpus": self.gpus, "unit_timeout": self.unit_timeout}
+        for name, value in bounds.items():
+            if value is None:
+                continue
+            if type(value) not in (int, float):
+                raise UserError(f"{name} must be a number, got {value!r:.100}: change it")
+            zero_is_fine = name == "gpus"
+            if not (0 < value < math.inf or (zero_is_fine and value == 0)):
+                bound = "0 or more" if zero_is_fine else "more than 0"
+                raise UserError(f"{name} must be {bound}, got {value}: raise it")
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
@@ -324,29 +327,35 @@ def _read_table(path: Path) -> dict[str, Any]:
 
 
 def read_workers(path: Path) -> dict[str, Any]:
-    """The table [workers] of a RUN.toml: workers, unit_timeout, gpus and cpus."""
+    """The table [workers] of a RUN.toml: what `Workers` has."""
     found = _read_table(path).get("workers", {})
-    known = ("workers", "unit_timeout", "gpus", "cpus")
-    for name in found if isinstance(found, Mapping) else ():
+    if not isinstance(found, dict):
+        raise UserError(f"workers in {path.name} must be a table, [workers], got {found!r:.100}")
+    known = [one.name for one in fields(Workers)]
+    for name in found:
         if name not in known:
             raise unknown(f"option of [workers] in {path.name}", name, known)
     return dict(found)
 
 
-def workers_from(values: Mapping[str, Any]) -> "Workers | None":
+def workers_from(values: Mapping[str, Any]) -> Workers | None:
     """The workers of plain values; None where units are computed in this process.
 
-    `workers` is a number, or the address of a cluster.
+    `workers` is the word of the command line: a count, or the address of a cluster. The others are
+    the fields of `Workers`.
 
-    >>> workers_from({"workers": "4"}), workers_from({"workers": "auto"}).address
-    (Workers(count=4, address=None, gpus=None, cpus=1.0, unit_timeout=None), 'auto')
+    >>> workers_from({"workers": "4"}).count, workers_from({"workers": "auto"}).address
+    (4, 'auto')
     """
+    given = {name: one for name, one in values.items() if name != "workers" and one is not None}
     word = values.get("workers")
-    rest = {name: one for name, one in values.items() if name != "workers" and one is not None}
-    number = str(word).isdecimal()
-    count = int(word) if number and word is not None else None
-    found = Workers(count, None if number or word is None else str(word), **rest)
-    return None if word is None else found  # also refuses a wrong time without workers
+    if word is not None:
+        try:
+            given["count"] = int(word)
+        except ValueError:
+            given["address"] = word
+    found = Workers(**given)  # also without workers, so that a wrong time is refused
+    return None if found.count is None and found.address is None else found
 
 
 def write_toml(path: Path, config: RunConfig) -> None:

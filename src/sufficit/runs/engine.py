@@ -91,11 +91,7 @@ def _finished(job: Job, owned: Store, key: dict[str, object]) -> RunResults | No
             return None
         owned.remove_units()  # a kill may have left some
         return found
-    if (owned.folder / "run.json").exists() and not owned.has_started:
-        raise UserError(
-            f"{owned.folder} holds a finished run of other settings or images: choose another"
-            " --out, or --overwrite"
-        )
+    owned.check_free()
     return None
 
 

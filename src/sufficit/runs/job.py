@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from importlib.metadata import version
 from typing import Any, Literal
@@ -16,7 +16,13 @@ from sufficit.classifier.checkpoint import DESCRIPTION
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
 from sufficit.classifier.loading import load_classifier
-from sufficit.classifier.source_code import code_digest, code_of, python_function, versions_of
+from sufficit.classifier.source_code import (
+    code_digest,
+    code_of,
+    identity_of,
+    python_function,
+    versions_of,
+)
 from sufficit.data.images import ImageSource, drawn, open_images
 from sufficit.data.loader import num_classes, numbers_for
 from sufficit.data.manifest import Manifest, Units, listed
@@ -25,11 +31,12 @@ from sufficit.errors import UserError, warn_user
 from sufficit.evaluation import schedules_for
 from sufficit.files import place
 from sufficit.metrics.columns import check_metrics, metrics_named
-from sufficit.metrics.metric import AnyMetric, Schedule
+from sufficit.metrics.metric import AnyMetric, MapMetric, Schedule
 from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.probes.band import BandProbe
+from sufficit.probes.guarded import GuardedProbe
 from sufficit.probes.probe import Donors, Probe
 from sufficit.probes.standard import MSI, Derived, Scoring, check_column_names, check_twin
 from sufficit.provenance import plain
@@ -76,6 +83,12 @@ class Job:
     some: tuple[int, ...] | None = None  # the numbers of the images to score; None for all
     only: tuple[Probe, ...] | None = None  # the probes of a first run, in place of all
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a worker needs: probes that are made, and no list of images; units hold theirs."""
+        state = {one.name: getattr(self, one.name) for one in fields(self)}
+        made = {name: getattr(self, name) for name in ("probes", "derived", "reader")}
+        return state | made | {"entries": None}
+
     @cached_property
     def schedule(self) -> Schedule:
         """The points of all curves; while alpha_min is searched for, at its usual value."""
@@ -107,7 +120,10 @@ class Job:
         """Every measurement of the run."""
         if self.only is not None:
             return [*self.only]
-        found = [*probes_of(self), *self.extra]
+        guarded: list[Any] = [
+            GuardedProbe(one, self.classifier, self.config.seed) for one in self.extra
+        ]
+        found = [*probes_of(self), *guarded]
         check_column_names(found, self.derived)
         if self.held is None:
             return found
@@ -136,7 +152,13 @@ class Job:
         """Reads the images of units."""
         # Donors of the leak are laid under masks of any image, so that all have one size.
         one_size = any(probe.holds for probe in self.probes)
-        return Reader(self.classifier, self.truth, self.config.on_error, one_size)
+        return Reader(
+            classifier=self.classifier,
+            truth=self.truth,
+            on_error=self.config.on_error,
+            one_size=one_size,
+            batch_size=self.config.batch_size,
+        )
 
     @cached_property
     def order(self) -> npt.NDArray[np.int64]:
@@ -241,8 +263,8 @@ class Job:
         classifier = self.classifier
         return config | {
             "methods": {source.name: source.digest() for source in self.sources},
-            "metrics": {name: code_digest(one.formula) for name, one in self._own_formulas()},
-            "probes": {probe.key: code_digest(type(probe)) for probe in self.extra},
+            "metrics": {name: _metric_digest(one) for name, one in self.metrics.items()},
+            "probes": {probe.key: identity_of(probe) for probe in self.extra},
             "images scored": self.some,
             "device": self.device,
             "compiled": self.compiles,
@@ -259,9 +281,6 @@ class Job:
             "torch": version("torch"),
             "versions": versions_of(classifier.bare) | {"sufficit": version("sufficit")},
         }
-
-    def _own_formulas(self) -> list[tuple[str, Any]]:
-        return [(name, one) for name, one in self.metrics.items() if hasattr(one, "formula")]
 
 
 def look_sizes(images: int, unit: int) -> list[int]:
@@ -431,6 +450,11 @@ def _model_digest(classifier: Classifier) -> str:
     state = {**dict(classifier.bare.named_parameters()), **dict(classifier.bare.named_buffers())}
     seen = (classifier.mean, classifier.std, classifier.output)
     return _digest([list(state), digest(*state.values()), *seen])
+
+
+def _metric_digest(metric: AnyMetric) -> str:
+    """The code of a column of the user's."""
+    return identity_of(metric.measure if isinstance(metric, MapMetric) else metric.formula)
 
 
 def _digest(value: Any) -> str:

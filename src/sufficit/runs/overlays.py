@@ -32,7 +32,7 @@ from sufficit.runs.engine import quiet
 from sufficit.runs.job import Job
 from sufficit.runs.shown import heatmaps_of
 from sufficit.runs.spread import Spread, in_this_process
-from sufficit.runs.store import Store
+from sufficit.runs.store import RUN, Store
 from sufficit.runs.unit_rows import EMPTY, SKIPPED, Rows
 
 SHEET_ROWS = 24  # images of a sheet, and of a unit
@@ -80,7 +80,8 @@ def explain_run(
 ) -> dict[str, Any]:
     """Draw every source's heatmap of every image: sheets, overlays, METHOD.npz, run.json last.
 
-    Return the record. Run again after an interruption, it draws only the units that are missing.
+    Return the record. Run again after an interruption, it draws only the units that are missing;
+    after its end, it draws nothing.
     """
     earlier: list[str] = []  # the methods of a run of explain that is in the folder
     with suppress(UserError, KeyError, TypeError):
@@ -93,7 +94,13 @@ def explain_run(
             sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
             for path in [*sheets, *(p for p in out.glob("*.npz") if p.stem in earlier)]:
                 path.unlink()
-        store = owned.start(job.key(), job.entries)
+        key = job.key()
+        finished = owned.finished(key, job.entries)
+        if finished is not None:
+            owned.clear_units()  # a kill may have left some
+            return finished
+        owned.check_free()
+        store = owned.start(key, job.entries)
         units = range(len(job.units))
         missing = [job.units[number] for number in units if number not in store.done()]
         total = job.units.images_in(units)
@@ -137,6 +144,7 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
             "targets": targets,
             "empty_heatmaps": empty,
             "skipped": skipped,
+            RUN: store.run,
         }
     )
     return found

@@ -38,6 +38,7 @@ class Reader:
     truth: Truth | None = None
     on_error: OnError = "skip"
     one_size: bool = False  # over all units, not within each unit alone
+    batch_size: int | None = None
     _loader: ImageLoader[Sample] = field(init=False)
     _pool: ThreadPoolExecutor = field(init=False)
     _ahead: dict[int, "Future[list[Sample]]"] = field(default_factory=dict)
@@ -93,6 +94,7 @@ class Reader:
             names=[item.name for item in items],
             numbers=[item.entry.number for item in items],
             truth=torch.stack(truths) if truths else None,
+            batch_size=self.batch_size,
         )
         good = finite(whole_images(self.classifier, batch))
         broken = [name for name, one in zip(batch.names, good, strict=True) if not one]

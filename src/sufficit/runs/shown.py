@@ -158,6 +158,9 @@ def read_shown(
     predictions = {}
     for name in methods:
         parts = {part: tensors[f"answers/{name}/{part}"] for part in ROWS}
+        for part in parts.values():
+            if len(part) != len(images):
+                raise ValueError(f"{SHOWN} holds {len(images)} images and {len(part)} answers")
         predictions[name] = Predictions(bands=bands, weighed=sizes, **parts)
     return Shown(
         rows=tuple(facts["rows"]),

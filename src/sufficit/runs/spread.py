@@ -66,5 +66,5 @@ class UnitProgress:
 
 def in_this_process(job: Job, store: Store, score: Score, units: Sequence[Unit]) -> Iterator[Rows]:
     """Compute units one after the other; the next one is read meanwhile."""
-    for unit, following in zip(units, [*units[1:], None], strict=True):
+    for unit, following in zip(units, [*units, None][1:], strict=True):
         yield score(unit, following)

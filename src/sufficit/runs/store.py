@@ -23,13 +23,12 @@ from sufficit.provenance import plain, save_json
 from sufficit.runs.unit_rows import Rows
 from sufficit.sources import CONTROLS, Maps
 
-UNITS, MAPS = "units", "maps"  # folders: one while a run lasts, one for good
+UNITS, MAPS = "units", "drawn"  # folders: one while a run lasts, one for good
 UNIT, HELD = "unit", "held"  # kinds of files
 KEY, UNIT_SIZE, RUN = "key.json", "images per unit", "run"
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
-    *("run.json", *ROW_FILES),
-    *("summary.json", "curves.json", "pairs.csv", "skipped.csv", "shown.safetensors"),
+    *("run.json", "summary.json", "curves.json", "pairs.csv", "skipped.csv", "shown.safetensors"),
     *("RUN.toml", "report.html", "sheet.png", "curves.png"),
 )
 MOST_RECORD = 2**28  # bytes of a run.json
@@ -91,11 +90,6 @@ class Store:
         names = re.compile(rf"{kind}-(\d+)\.safetensors")
         found = map(names.fullmatch, names_in(self.folder / place))
         return {int(one[1]) for one in found if one}
-
-    @property
-    def has_started(self) -> bool:
-        """Whether a run has started here and not ended."""
-        return (self.folder / UNITS / KEY).exists()
 
     @property
     def is_empty(self) -> bool:
@@ -325,6 +319,16 @@ class Store:
                 raise cannot_resume(self.folder, name, was, is_now)
         entries.save(self.manifest)  # the images may have been moved
         return store
+
+    def check_free(self) -> None:
+        """Raise if the folder holds a finished run, whose files this run would replace."""
+        # Maps outlast their run. Units that a kill left are resumed, or refused by `start`.
+        resumed = any((self.folder / UNITS).rglob("[!.]*.safetensors"))
+        if (self.folder / "run.json").exists() and not resumed:
+            raise UserError(
+                f"{self.folder} holds a finished run of other settings or images: choose another"
+                " --out, or --overwrite"
+            )
 
     def finished(self, key: Mapping[str, Any], entries: Manifest) -> dict[str, Any] | None:
         """The record of this very run, if it is finished: same settings, same images."""

@@ -4,7 +4,7 @@ Two passes over the units: sums choose the pooled columns, then everything is wr
 by 8 bytes per image.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -19,7 +19,7 @@ from sufficit.metrics.column import CANDIDATE, Heading, candidates_of
 from sufficit.metrics.columns import HEADINGS
 from sufficit.metrics.leakage import leak_warning
 from sufficit.metrics.localization import LOCALIZATION
-from sufficit.metrics.pooled import RANK_STEM, RankShares
+from sufficit.metrics.pooled import RANK_STEM, Halves, RankShares, halves_of
 from sufficit.metrics.scores import worst_of
 from sufficit.outside import as_csv
 from sufficit.probes.probe import CALLS
@@ -180,12 +180,13 @@ def headings_of(job: Job) -> dict[str, Heading]:
 
 def _rank_shares(job: Job, store: Store, units: range) -> dict[str, RankShares]:
     """The share of pixels at which each source is read by rank, chosen by all images."""
-    found = {source.name: RankShares(job.config.seed) for source in job.sources}
+    found = {source.name: RankShares() for source in job.sources}
     if RANK_STEM not in job.scoring.metrics:
         return found
     for group in groups(store, units):
+        halves = halves_of(group.names, job.config.seed)
         for source, own in found.items():
-            own.add(group.names, group.table.get(source, {}))
+            own.add(halves, group.table.get(source, {}))
     return found
 
 
@@ -195,15 +196,16 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
     headings = headings_of(job)
     exact = job.scoring.calls is None
     # The passes of probes that look at some of the images are no part of an image's row.
-    counted = [CALLS + probe.key for probe in job.probes if probe.images is None]
+    sampled = {CALLS + probe.key for probe in job.probes if probe.images is not None}
     with ExitStack() as closing:
         for group in groups(store, units, answers=exact):
             for rows in group.rows:
                 _add_notes(totals, rows, store, closing)
             if not group.names:
                 continue
+            halves = halves_of(group.names, job.config.seed)
             visible = {
-                source: _visible(columns, headings, shares[source], group, counted)
+                source: _visible(columns, headings, shares[source], halves, sampled)
                 for source, columns in group.table.items()
             }
             for source, columns in visible.items():
@@ -230,15 +232,19 @@ def _visible(
     columns: Mapping[str, Floats],
     headings: Mapping[str, Heading],
     shares: RankShares,
-    group: Group,
-    counted: Sequence[str],
+    halves: Halves,
+    sampled: Collection[str],
 ) -> dict[str, Floats]:
     """The columns that tables show: facts first, then scores in the order of their headings."""
-    settled = shares.settle(group.names, columns) if shares.shares else {}
+    settled = shares.settle(halves, columns) if shares.shares else {}
     own = {name: values for name, values in columns.items() if CANDIDATE not in name} | settled
     calls = sum(
-        (np.nan_to_num(columns[name]) for name in counted if name in columns),
-        start=np.zeros(len(group.names)),
+        (
+            np.nan_to_num(values)
+            for name, values in columns.items()
+            if name.startswith(CALLS) and name not in sampled
+        ),
+        start=np.zeros(len(halves)),
     )
     found = {RIGHT: own[RIGHT], "calls": calls}
     return found | {name: own[name] for name in headings if name in own}

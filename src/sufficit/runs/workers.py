@@ -9,12 +9,12 @@ from sufficit.runs.spread import Spread, in_this_process
 
 
 @contextmanager
-def spreading(workers: Workers | None, job: Job) -> Iterator[Spread]:
-    """Have the workers inside; without any, units are computed in this process."""
+def spreading(workers: Workers | None, job: Job) -> Iterator[tuple[Job, Spread]]:
+    """Have the workers inside, and the job on their device; without any, this process computes."""
     if workers is None:
-        yield in_this_process
+        yield job, in_this_process
         return
     from sufficit.runs.ray_workers import RayWorkers  # which imports Ray
 
     with RayWorkers(workers, job) as cluster:
-        yield cluster.spread
+        yield cluster.job, cluster.spread

@@ -23,7 +23,7 @@ from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.masked_model import MaskedModel, whole_images
 from sufficit.perturbation.predictions import Predictions
-from sufficit.sources.kinds import Maps, Method, Role, Source, SourceBase, SourceFacts
+from sufficit.sources.kinds import Maps, Method, Role, Source, SourceBase, SourceFacts, drawn_by
 
 THOUSANDTHS = (
     *(20, 30, 40, 60, 80, 100, 125, 150, 180, 210, 250, 290, 330, 380, 430, 480, 540, 600, 660),
@@ -56,6 +56,7 @@ class Fitted(SourceBase):
       image that a region must keep.
     """
 
+    is_trusted = True
     source: Any
     fills: tuple[str, ...] = FILLS
     enough: float = 0.9
@@ -79,7 +80,7 @@ class Fitted(SourceBase):
 
     def maps(self, model: Classifier, batch: Batch) -> Maps:
         """Draw the source's maps, ask the model about their sizes, choose one for each image."""
-        inner: Maps = self.source.maps(model, batch)
+        inner = drawn_by(self.source, model, batch)
         # The order before ReLU and stretching, where the source has one.
         order = resize(inner.maps, batch.size)
         models = [MaskedModel(model, fill, self.batch_size) for fill in self.fills]
@@ -130,7 +131,7 @@ class Fitted(SourceBase):
 
     def facts(self) -> SourceFacts:
         """Those of the source, with the passes of the fit."""
-        inner = self.source.facts()
+        inner: SourceFacts = self.source.facts()
         own = len(self.fills) * (2 * len(SIZES) + 1)
         passes = inner.passes + own if isinstance(inner.passes, int) else f"{inner.passes} + {own}"
         return replace(inner, passes=passes)

@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Protocol
@@ -14,7 +13,7 @@ from torch import Tensor, nn
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import digest
-from sufficit.classifier.source_code import code_digest, code_of
+from sufficit.classifier.source_code import code_of, identity_of
 from sufficit.data.batch import Batch
 from sufficit.data.heatmap_files import HeatmapError, HeatmapFile
 from sufficit.data.image_files import BadImageError
@@ -22,6 +21,7 @@ from sufficit.errors import NotFiniteError, SkipError, UserError
 from sufficit.explainers import EXPLAINERS, Explainer, explainer_named, methods_for
 from sufficit.explainers.explanation import DrawnMaps, draw_all
 from sufficit.explainers.explanation import Method as AnyMethod
+from sufficit.explainers.guard import call_guarded
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
 from sufficit.metrics.column import Columns, Heading
@@ -46,7 +46,7 @@ class Maps(DrawnMaps):
     shares: Tensor | None = None  # [N] of the pixels that a cut map marks; None: it is not cut
 
     def at(self, size: tuple[int, int]) -> Tensor:
-        """The finished heatmaps at the image's size: [N,H,W] in 0..1; float64 where they are cut."""
+        """The finished heatmaps at the image's size, float64 if cut: [N,H,W] in 0..1."""
         if self.shares is None:
             return super().at(size)
         return cut_at(resize(self.maps, size), self.shares.to(self.maps.device))
@@ -62,6 +62,16 @@ class Maps(DrawnMaps):
             shares=None if self.shares is None else self.shares[places],
         )
 
+    def to(self, device: str) -> "Maps":
+        """The same on another device."""
+        return Maps(
+            maps=self.maps.to(device),
+            final=self.final,
+            columns={name: values.to(device) for name, values in self.columns.items()},
+            notes={name: marks.to(device) for name, marks in self.notes.items()},
+            shares=None if self.shares is None else self.shares.to(device),
+        )
+
     @staticmethod
     def joined(parts: Sequence["Maps"], size: tuple[int, int]) -> "Maps":
         """Those of several batches, one after the other."""
@@ -69,7 +79,11 @@ class Maps(DrawnMaps):
         if len({(part.maps.shape[1:], part.final) for part in parts}) > 1:
             # The order of a cut map is kept; a finished map is an order too.
             parts = [
-                replace(part, maps=resize(part.maps, size) if part.shares is not None else part.at(size), final=True)
+                replace(
+                    part,
+                    maps=resize(part.maps, size) if part.shares is not None else part.at(size),
+                    final=True,
+                )
                 for part in parts
             ]
         return Maps(
@@ -77,8 +91,14 @@ class Maps(DrawnMaps):
             final=parts[0].final,
             columns={n: torch.cat([part.columns[n] for part in parts]) for n in first.columns},
             notes={n: torch.cat([part.notes[n] for part in parts]) for n in first.notes},
-            shares=None if first.shares is None else torch.cat([p.shares for p in parts if p.shares is not None]),
+            shares=None
+            if first.shares is None
+            else torch.cat([p.shares for p in parts if p.shares is not None]),
         )
+
+
+def _shares(parts: Sequence[Maps]) -> list[Tensor]:
+    return [part.shares for part in parts if part.shares is not None]
 
 
 @dataclass(frozen=True)
@@ -134,6 +154,8 @@ class SourceBase:
     name: str
     role: Role = "method"
     headings: Mapping[str, Heading] = {}
+    fills: tuple[str, ...] = ()  # with which it asks the model: no held-out fill is among them
+    is_trusted = False  # whether it leaves the model as it was without being watched
 
     def check(self, model: Classifier, names: Sequence[str]) -> None:
         """Accept any model and images."""
@@ -154,6 +176,7 @@ class SourceBase:
 class Method(SourceBase):
     """A method of Sufficit or a library, an adapter, or a function of the user's."""
 
+    is_trusted = True
     name: str
     method: AnyMethod
     layer: str | None = None
@@ -183,11 +206,10 @@ class Method(SourceBase):
             return "/".join(filter(None, [full_word(method), library]))
         if isinstance(method, tuple):
             return full_word(word_of(*method))
-        # All of the code: a function may call others.
-        found = [code_digest(method) or getattr(method, "__qualname__", type(method).__name__)]
-        if isinstance(method, partial):
-            values = (*method.args, *(value for _, value in sorted(method.keywords.items())))
-            found += [repr(one) for one in values if isinstance(one, str | float | int)]
+        if isinstance(method, Explainer):
+            parts = [identity_of(method.draw), identity_of(method.score)]
+            return "/".join([method.description, str(dict(method.chosen)), *parts])
+        found = [identity_of(method)]
         if isinstance(method, nn.Module):
             found += [code_of(method), digest(*method.state_dict().values())]
         return "/".join(filter(None, found))
@@ -208,31 +230,43 @@ class Method(SourceBase):
 class Control(SourceBase):
     """A map that ignores the image: noise by seed and number of the image, or a blob."""
 
+    is_trusted = True
     name: str
     seed: int = 0
-    role: Role = "control"
+    alias_of: str = ""  # the control that a user gave under another name, to rank it
+
+    @property
+    def word(self) -> str:
+        """Which control it is."""
+        return self.alias_of or self.name
+
+    @property
+    def role(self) -> Role:  # type: ignore[override]  # computed here
+        """Whether it is ranked."""
+        return "method" if self.alias_of else "control"
 
     def maps(self, model: Classifier, batch: Batch) -> Maps:
         """Draw the control; the noise of an image does not depend on its batch."""
-        if self.name == "random":
+        if self.word == "random":
             drawn = noise(batch.size, self.seed, batch.numbers).to(batch.images.device)
         else:
-            drawn = EXPLAINERS[self.name].draw(batch.images)
+            drawn = EXPLAINERS[self.word].draw(batch.images)
         return Maps(drawn, final=True)
 
     def digest(self) -> str:
-        """Its name; the seed is a setting of the run."""
-        return self.name
+        """Its word; the seed is a setting of the run."""
+        return self.word
 
     def facts(self) -> SourceFacts:
         """A method that costs nothing."""
-        return SourceFacts(kind="method", method=self.name, **EXPLAINERS[self.name].facts())
+        return SourceFacts(kind="method", method=self.word, **EXPLAINERS[self.word].facts())
 
 
 @dataclass(frozen=True, eq=False)
 class MapTensor(SourceBase):
     """Heatmaps in memory, one per image of the run, in the order of the images."""
 
+    is_trusted = True
     name: str
     tensor: Tensor  # [N,h,w], in 0..1 if not normalised
     normalize: str = "none"
@@ -268,6 +302,7 @@ class MapTensor(SourceBase):
 class MapFile(SourceBase):
     """A heatmap file: one map per image, found by the image's name."""
 
+    is_trusted = True
     name: str
     path: Path
     normalize: str = "none"
@@ -345,8 +380,26 @@ def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str
 
     Raise SkipError, with the rows and reasons, for images that a source has no map for.
     """
-    draw_together(model, batch, [one for source in sources for one in source.methods()])
-    return {source.name: source.maps(model, batch) for source in sources}
+    draw_together(
+        model, batch, [one for source in sources for one in getattr(source, "methods", list)()]
+    )
+    return {source.name: drawn_by(source, model, batch) for source in sources}
+
+
+def drawn_by(source: Source, model: Classifier, batch: Batch) -> Maps:
+    """The maps of a source. One of the user's must leave the model as it was."""
+    if getattr(source, "is_trusted", False):
+        return source.maps(model, batch)
+    return call_guarded(
+        f"source {source.name}",
+        source,
+        lambda rows: source.maps(model, batch.rows(rows)),
+        lambda parts: Maps.joined(parts, batch.size),
+        classifier=model,
+        images=batch.images,
+        names=batch.names,
+        seed=getattr(source, "seed", 0),
+    )
 
 
 def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) -> None:

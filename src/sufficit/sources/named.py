@@ -9,12 +9,12 @@ from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS
 from sufficit.explainers.explanation import Method as AnyMethod
 from sufficit.explainers.registry import word_of
-from sufficit.explainers.words import FIT, HeatmapFileSource, source_from, sources_from
+from sufficit.explainers.words import FIT, HeatmapFileSource, ToFit, source_from, sources_from
 from sufficit.files import safe_name
 from sufficit.sources.fitted import Fitted
 from sufficit.sources.kinds import CONTROLS, Control, MapFile, MapTensor, Method, Source
 
-Given = AnyMethod | HeatmapFileSource | Tensor | Source
+Given = AnyMethod | HeatmapFileSource | ToFit | Tensor | Source
 """What a user may give as a source: words, options, adapters, functions, heatmaps, a Source."""
 
 
@@ -23,18 +23,32 @@ def source_of(
 ) -> Source:
     """Return what a user gave as a source of this name; words are read as on the command line."""
     read: Any = source_from(given)[1] if isinstance(given, str) else given
+    if isinstance(read, ToFit):
+        read = Fitted(read.source)
+    if isinstance(read, Fitted):
+        return _around(read, name, layer=layer, seed=seed, normalize=normalize)
     if isinstance(read, str) and read in CONTROLS:
-        return Control(read, seed)
+        return Control(name, seed, alias_of="" if name == read else read)
     if isinstance(read, Tensor):
         return MapTensor(name, read, normalize)
     if isinstance(read, HeatmapFileSource):
         return MapFile(name, read.path, normalize)
-    if isinstance(read, tuple):
-        return Method(name, word_of(*read), layer, seed)
     if hasattr(read, "maps") and hasattr(read, "digest"):
-        source: Source = read
-        return source
-    return Method(name, read, layer, seed)
+        source: Any = read
+        if source.name != name:
+            raise UserError(
+                f"a source calls itself {source.name!r} and is given as {name!r}: use one name"
+            )
+        found: Source = source
+        return found
+    return Method(name, word_of(*read) if isinstance(read, tuple) else read, layer, seed)
+
+
+def _around(fitted: Fitted, name: str, *, layer: str | None, seed: int, normalize: str) -> Source:
+    """Return a fit around its source, which has the name that it would have alone."""
+    alone = name.removesuffix(FIT)
+    inner = source_of(alone, fitted.source, layer=layer, seed=seed, normalize=normalize)
+    return fitted.around(inner, name)
 
 
 def sources_of(
@@ -54,13 +68,36 @@ def sources_of(
         for name, one in named.items()
     ]
     for source in found:
-        if source.name in CONTROLS and not isinstance(source, Control):
+        if source.name in CONTROLS and not (isinstance(source, Control) and not source.alias_of):
             raise UserError(
                 f"{source.name!r} is the name of a control: give the source another name"
             )
-    ranked = [source for source in found if not isinstance(source, Control)]
-    wanted = [one for one in CONTROLS if controls or one in named]
-    return (*ranked, *(Control(one, seed) for one in wanted))
+    found = _drawn_once(found)
+    ranked = [source for source in found if source.name not in CONTROLS]
+    last: list[Source] = [Control(one, seed) for one in CONTROLS if controls or one in named]
+    fitted = [source for source in ranked if isinstance(source, Fitted)]
+    name = f"center{FIT}"
+    if controls and fitted and name not in named:
+        # The fit itself knows something: what does it make of a map that ignores the image?
+        last.append(fitted[0].around(Control("center", seed), name))
+    return (*ranked, *last)
+
+
+def _drawn_once(sources: Sequence[Source]) -> list[Source]:
+    """The sources, those that are cut around the very source that stands beside them uncut."""
+    plain = {
+        one.method: one
+        for one in sources
+        if isinstance(one, Method) and isinstance(one.method, str)
+    }
+    found: list[Source] = []
+    for one in sources:
+        inner = one.source if isinstance(one, Fitted) else None
+        if isinstance(one, Fitted) and isinstance(inner, Method) and inner.method in plain:
+            found.append(one.around(plain[inner.method], one.name))
+        else:
+            found.append(one)
+    return found
 
 
 def check_names(sources: Sequence[Source], reserved: Sequence[str]) -> None:

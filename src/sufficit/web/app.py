@@ -89,6 +89,8 @@ def make_app(
     forms = app.openapi()["components"]["schemas"]
     forms["ExplainForm"]["properties"]["methods"]["items"]["enum"] = list(service.methods)
     forms["ScoreForm"]["properties"]["method"]["enum"] = list(service.methods)
+    for name in ("ExplainForm", "ScoreForm"):
+        forms[name]["properties"]["fill"]["enum"] = facts.fills
     return app
 
 

@@ -24,7 +24,7 @@ from sufficit.explainers.registry import explainer_named
 from sufficit.metrics.metric import Schedule
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
-from sufficit.perturbation.tokens import drops, token_model
+from sufficit.perturbation.tokens import DROP, drops
 from sufficit.progress import Progress
 from sufficit.report import viewer_data
 from sufficit.runs.overlays import class_number
@@ -110,6 +110,8 @@ class Service:
         for name in names:
             if name not in self.methods:
                 raise unknown("method", name, self.methods)
+        if form.fill not in self.facts.fills:
+            raise unknown("fill for this model", form.fill, self.facts.fills)
         with torch.no_grad():
             probabilities = self.classifier(images).float().softmax(1).cpu()[0]
         wanted, target = form.target.strip(), int(probabilities.argmax())
@@ -164,10 +166,8 @@ def open_service(
             _heatmaps(classifier, grey, None, [other])
             others[other] = explainer_named(other)
     usual = tuple(own) or tuple(n for n in (*CAMS, "rollout") if n in others) or tuple(others)
-    known, fills = own | others, [fill for fill in FILLS if not drops(fill)]
-    with suppress(UserError):  # without tokens that could be left out
-        token_model(classifier, (h, w))
-        fills = list(FILLS)
+    known = own | others
+    fills = [fill for fill in FILLS if not drops(fill) or _can_drop(classifier, grey)]
     facts = schemas.ModelFacts(
         name=name,
         classes=None if classifier.classes is None else list(classifier.classes),
@@ -190,6 +190,27 @@ def open_service(
         limits=Limits(),
     )
     return Service(classifier, known, facts)
+
+
+def _can_drop(classifier: Classifier, grey: Tensor) -> bool:
+    """Whether a model has tokens that can be left out, and answers without some of them."""
+    half = torch.zeros_like(grey[:, 0])
+    half[:, : half.shape[1] // 2] = 1
+    target = torch.zeros(1, dtype=torch.long)
+    try:
+        evaluate(
+            classifier,
+            grey,
+            half,
+            target,
+            fill=DROP,
+            value_step=0.5,
+            columns=("base_score",),
+            progress=False,
+        )
+    except UserError:
+        return False
+    return True
 
 
 def _heatmaps(

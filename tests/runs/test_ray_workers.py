@@ -12,47 +12,44 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from faults import UNIT, calls, plant, processes, rows, small_classifier, small_job
+from faults import (
+    UNIT,
+    calls,
+    plant,
+    processes,
+    rows,
+    run_workers,
+    small_classifier,
+    small_job,
+)
+from small_runs import write_photos
 from sufficit import Classifier, UserError, Workers, compare
 from sufficit.classifier.source_code import run_user_code
-from sufficit.runs import actors, distributed
-from sufficit.runs.engine import run
+from sufficit.data.images import list_images
+from sufficit.runs import ray_actor, ray_cluster, ray_workers
+from sufficit.runs.engine import run, score_unit
+from sufficit.runs.job import Job
 from sufficit.runs.store import Store
+from sufficit.sources import sources_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
 ray = pytest.importorskip("ray")
 TWO = Workers(count=2)
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """Ray with a head and a second node, one CPU each."""
-    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    from ray.cluster_utils import Cluster
-
-    head = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 10**8}
-    found = Cluster(initialize_head=True, head_node_args=head)
-    found.second = found.add_node(num_cpus=1, object_store_memory=10**8)
-    ray.init(address=found.address, log_to_driver=False, logging_level="ERROR")
-    yield found
-    ray.shutdown()
-    found.shutdown()
-
-
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warning that workers have not started, however busy the machine is."""
-    monkeypatch.setattr(distributed, "PATIENCE", float("inf"))
+    monkeypatch.setattr(ray_workers, "PATIENCE", float("inf"))
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +63,7 @@ def wanted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
 def survive(place: Path, workers: Workers = TWO, **options: Any) -> dict[str, bytes]:
     """The rows of a run of workers."""
     job = small_job(place, **{"save_heatmaps": True, **options})
-    run(job, place / "out", progress=False, workers=workers)
+    run_workers(job, place / "out", workers)
     return rows(place / "out")
 
 
@@ -78,7 +75,7 @@ def wait_for(condition: Any, seconds: float = 120) -> None:
 
 
 def test_workers_compute_the_rows_of_one_process(
-    cluster: Any, wanted: dict[str, bytes], tmp_path: Path
+    machines: Any, wanted: dict[str, bytes], tmp_path: Path
 ) -> None:
     assert survive(tmp_path) == wanted
     assert max(calls(tmp_path).values()) == 1
@@ -86,21 +83,24 @@ def test_workers_compute_the_rows_of_one_process(
     assert len(wanted) > 8
 
 
-def test_leakage_and_the_search_of_alpha_are_the_same_too(cluster: Any, tmp_path: Path) -> None:
-    options = {"leak": True, "alpha_min": "search", "save_heatmaps": True}
+def test_leakage_and_the_search_of_alpha_are_the_same_too(machines: Any, tmp_path: Path) -> None:
+    options = {"checks": ["leak"], "alpha_min": "search", "save_heatmaps": True}
     run(small_job(tmp_path / "one", **options), tmp_path / "one" / "out", progress=False)
     assert survive(tmp_path / "two", **options) == rows(tmp_path / "one" / "out")
-    assert max(calls(tmp_path / "two").values()) == 1
+    one, two = calls(tmp_path / "one"), calls(tmp_path / "two")
+    assert sum(two.values()) == sum(one.values())
 
 
 def test_workers_stop_at_the_look_of_one_process_with_the_same_rows(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sufficit.runs.job.FIRST_LOOK", 4)
     first = run(small_job(tmp_path / "first", within=1.0), None, progress=False)
-    within = 0.99 * first.record["within"]["half_width"]  # not yet at the first look
+    assert first.record.within is not None
+    within = 0.99 * first.record.within["half_width"]  # not yet at the first look
     one = run(small_job(tmp_path / "one", within=within), tmp_path / "one" / "out", progress=False)
-    said = one.record["within"]
+    said = one.record.within
+    assert said is not None
     assert (said["images"], said["looks"], said["reached"]) == (8, [4, 8, 16], True)
     assert survive(tmp_path / "two", within=within, save_heatmaps=False) == rows(
         tmp_path / "one" / "out"
@@ -109,47 +109,63 @@ def test_workers_stop_at_the_look_of_one_process_with_the_same_rows(
     assert sum(map(len, calls(tmp_path / "two"))) == 8
 
 
-@pytest.mark.filterwarnings("ignore::sufficit.runs.distributed.WorkerWarning")
-def test_workers_that_die_or_fail_or_hang_are_replaced(
-    cluster: Any, wanted: dict[str, bytes], tmp_path: Path
+@pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
+def test_workers_that_die_or_fail_are_replaced(
+    machines: Any, wanted: dict[str, bytes], tmp_path: Path
 ) -> None:
-    faults = ("kill", "memory", "error", "freeze", "hang")
+    faults = ("kill", "memory", "error", "exit")
     plant(tmp_path, *faults)
-    assert survive(tmp_path, Workers(count=2, unit_timeout=8)) == wanted
+    assert survive(tmp_path) == wanted
     assert not list(tmp_path.glob("fault-*"))
     batches = calls(tmp_path)
-    assert sum(batches.values()) <= len(batches) + len(faults)
+    assert sum(batches.values()) == len(batches) + len(faults)
 
 
-@pytest.mark.filterwarnings("ignore::sufficit.runs.distributed.WorkerWarning")
+@pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
+def test_units_that_take_too_long_are_named_and_the_same_command_computes_them(
+    machines: Any, wanted: dict[str, bytes], tmp_path: Path
+) -> None:
+    faults = ("freeze", "hang")
+    plant(tmp_path, *faults)
+    limited = Workers(count=2, unit_timeout=8)
+    with pytest.raises(UserError, match=r"2 of 8 units failed: .*: no result after 8 s .*again"):
+        survive(tmp_path, limited)
+    state = Store(tmp_path / "out").state()
+    assert (state.done, len(state.failed)) == (6, 2)
+    before = calls(tmp_path)
+    assert survive(tmp_path, limited) == wanted
+    assert (calls(tmp_path) - before).total() == len(faults)
+
+
+@pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
 def test_a_lost_machine_and_a_new_one_lose_no_unit(
-    cluster: Any, wanted: dict[str, bytes], tmp_path: Path
+    machines: Any, wanted: dict[str, bytes], tmp_path: Path
 ) -> None:
     with ThreadPoolExecutor(1) as pool:  # Ray starts nodes in the main thread only
         running = pool.submit(survive, tmp_path, pause=0.4)
         wait_for(lambda: running.done() or len({*processes(tmp_path)}) > 1)
-        cluster.remove_node(cluster.second, allow_graceful=False)
-        cluster.second = cluster.add_node(num_cpus=1, object_store_memory=10**8)
+        machines.remove_node(machines.second, allow_graceful=False)
+        machines.second = machines.add_node(num_cpus=1, object_store_memory=10**8)
         assert running.result() == wanted
     batches = calls(tmp_path)
     assert sum(batches.values()) <= len(batches) + 1
 
 
 def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
-    cluster: Any, wanted: dict[str, bytes], tmp_path: Path, sufficit: Any
+    machines: Any, wanted: dict[str, bytes], tmp_path: Path, sufficit: Any
 ) -> None:
     plant(tmp_path, "always", text="5")
     with (
-        pytest.warns(distributed.WorkerWarning, match=r"worker \d failed in unit 2 .* log /"),
-        pytest.raises(UserError, match=r"1 of 8 units failed 3 times: unit 2 \(2 images, .*again"),
+        pytest.warns(ray_cluster.WorkerWarning, match=r"unit 2 \(2 images, .* log /"),
+        pytest.raises(UserError, match=r"1 of 8 units failed: unit 2 \(2 images, .*again"),
     ):
         survive(tmp_path)
     state = Store(tmp_path / "out").state()
-    assert state.done == {"scores": 7}
-    assert (state.units, state.done_images, state.images) == (8, 14, 16)
+    assert (state.done, state.units) == (7, 8)
+    assert (state.done_images, state.images) == (14, 16)
     assert state.failed[0]["unit"] == 2
     told = sufficit("status", tmp_path / "out")
-    assert "scores: 7 of 8 units 14 of 16 images" in told.words
+    assert "7 of 8 units 14 of 16 images" in told.words
     assert "Failed: unit 2 (image-0004, image-0005): RuntimeError: this image always" in told.words
     # Ray prints what became of the nodes of earlier tests whenever it notices, also before these.
     told = sufficit("status", tmp_path / "out", "--json").out
@@ -162,11 +178,11 @@ def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
     assert lines[-1].strip() == "Finished: 16 images."
 
 
-def test_errors_of_the_user_stop_the_run_as_in_one_process(cluster: Any, tmp_path: Path) -> None:
+def test_errors_of_the_user_stop_the_run_as_in_one_process(machines: Any, tmp_path: Path) -> None:
     job = small_job(tmp_path)
-    job.sources["own"] = raises_user_error
+    (own,) = sources_of({"own": raises_user_error}, controls=False)
     with pytest.raises(UserError, match="this method has no map"):
-        run(job, tmp_path / "out", progress=False, workers=Workers(count=1))
+        run_workers(replace(job, sources=(own,)), tmp_path / "out", Workers(count=1))
 
 
 def raises_user_error(*_: object) -> None:
@@ -177,18 +193,18 @@ def test_a_lack_of_memory_is_recognized_with_what_to_do() -> None:
     with pytest.raises(RuntimeError) as torchs:
         torch.empty(2**60, dtype=torch.uint8)
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA"), torchs.value):
-        assert "lower --batch-size" in actors.short(error)
+        assert "lower --batch-size" in ray_actor.short(error)
     with pytest.raises(UserError) as wrapped:
         run_user_code("mine.py:own", lambda: [0] * 2**60)
     assert "mine.py:own raised MemoryError" in str(wrapped.value)
-    assert "lower --batch-size" in actors.short(wrapped.value)
+    assert "lower --batch-size" in ray_actor.short(wrapped.value)
     died = "killed by SIGKILL by OOM killer due to high memory usage, or ray stop was called"
     for error in (RuntimeError("other"), RuntimeError(died)):
-        assert "memory:" not in actors.short(error)
+        assert "memory:" not in ray_actor.short(error)
 
 
 def test_compare_in_python_has_workers_that_get_lambdas_and_closures(
-    cluster: Any, tmp_path: Path
+    machines: Any, tmp_path: Path
 ) -> None:
     classifier, images = small_classifier(), torch.rand(6, 3, 8, 8)
     factor = 0.5
@@ -200,20 +216,20 @@ def test_compare_in_python_has_workers_that_get_lambdas_and_closures(
     given = (classifier, images, methods)
     for name, workers in (("one", None), ("two", 2), ("three", Workers(count=1, cpus=0.5))):
         place = tmp_path / name
-        compare(*given, out=place, workers=workers, progress=False, leak=False, **options)
+        compare(*given, out=place, workers=workers, progress=False, checks="none", **options)
     assert len(rows(tmp_path / "one")) > 8
     assert rows(tmp_path / "one") == rows(tmp_path / "two") == rows(tmp_path / "three")
 
 
 def test_compare_in_python_with_a_twin_has_the_rows_of_one_process(
-    cluster: Any, tmp_path: Path
+    machines: Any, tmp_path: Path
 ) -> None:
     classifier, twin = small_classifier(), small_classifier()
     with torch.no_grad():
         twin.model[-1].weight.mul_(-1)  # so that it says something else
     images = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
     options: dict[str, Any] = {"value_step": 0.25, "percent_step": 0.25, "unit_size": 2}
-    options |= {"twin": twin, "fills": ["black", "blur"], "leak": False, "progress": False}
+    options |= {"twin": twin, "fills": ["black", "blur"], "checks": "none", "progress": False}
     found = [
         compare(classifier, images, ["gradcam"], out=tmp_path / name, workers=workers, **options)
         for name, workers in (("one", None), ("two", 2))
@@ -222,26 +238,26 @@ def test_compare_in_python_with_a_twin_has_the_rows_of_one_process(
     for results in found:
         scores = results.rows["gradcam"]
         assert (scores["fid_minus_pixel"] != scores["fid_minus_pixel_twin"]).all()
-        assert results.record["twin"] == found[0].record["twin"]
+        assert results.record.twin == found[0].record.twin
 
 
 def test_a_cluster_without_room_for_a_worker_is_told_what_each_needs(
-    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(distributed, "PATIENCE", 0.0)
+    monkeypatch.setattr(ray_workers, "PATIENCE", 0.0)
     text = "no worker has started yet: each needs 2 CPUs and 0 GPUs, the cluster has 2 CPUs"
-    with pytest.raises(distributed.WorkerWarning, match=text):  # an error here, else it waits
+    with pytest.raises(ray_cluster.WorkerWarning, match=text):  # an error here, else it waits
         survive(tmp_path, Workers(count=1, cpus=2))
 
 
-def test_what_cannot_be_sent_to_workers_is_named(cluster: Any, tmp_path: Path) -> None:
+def test_what_cannot_be_sent_to_workers_is_named(machines: Any, tmp_path: Path) -> None:
     lock, images = threading.Lock(), torch.rand(2, 3, 8, 8)
 
     def locked(model: Classifier, images: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with lock:
             return images.mean(1)
 
-    options: dict[str, Any] = {"value_step": 0.25, "percent_step": 0.25, "leak": False}
+    options: dict[str, Any] = {"value_step": 0.25, "percent_step": 0.25, "checks": "none"}
     options |= {"out": tmp_path / "out", "workers": 1, "progress": False}
     with pytest.raises(UserError, match=r"the method locked to workers \(TypeError: cannot pickle"):
         compare(small_classifier(), images, {"locked": locked}, **options)
@@ -258,22 +274,37 @@ def test_a_worker_that_cannot_import_a_method_says_what_to_do(tmp_path: Path) ->
         "class Own:\n    def __call__(self, model, images, targets): return images[:, 0]",
         vars(module),
     )
-    job, store = small_job(tmp_path), Store(tmp_path / "out")
-    store.start({"images per unit": 2}, job.entries)
-    job.sources["own"] = module.Own()
-    given = actors.ship(actors.Worker(job, store), device="cpu", threads=1)
+    job = small_job(tmp_path)
+    job = replace(job, sources=sources_of({"own": module.Own()}, controls=False))
+    given = shipped(job)
     del sys.modules["vanishing"]
-    found = actors.UnitActor(given).load()
+    found = ray_actor.UnitActor().load(given)
+    assert isinstance(found, ray_actor.Problem)
     assert found.is_final
-    assert "(No module named 'vanishing'): install it there, or set PYTHONPATH" in found.error
+    assert "(No module named 'vanishing'): install it there, or set PYTHONPATH" in found.reason
 
 
-def test_a_worker_that_cannot_see_the_run_says_so(cluster: Any, tmp_path: Path) -> None:
-    job, store = small_job(tmp_path), Store(tmp_path / "elsewhere")
-    given = actors.ship(actors.Worker(job, store), device="cpu", threads=1)
-    found = actors.UnitActor(given).load()
+def shipped(job: Job, **changed: Any) -> ray_actor.Shipment:
+    """What is sent to an actor."""
+    score = functools.partial(score_unit, job)
+    return replace(ray_actor.ship(score, job, device="cpu", threads=1, sample=None), **changed)
+
+
+def test_a_worker_that_cannot_see_the_images_or_has_another_version_says_so(
+    tmp_path: Path,
+) -> None:
+    images = list_images(write_photos(tmp_path))
+    given = shipped(small_job(tmp_path), sample=images[0])
+    assert isinstance(ray_actor.UnitActor().load(given), ray_actor.Place)
+    Path(images[0].file).unlink()
+    found = ray_actor.UnitActor().load(given)
+    assert isinstance(found, ray_actor.Problem)
     assert found.is_final
-    assert "give --out a folder that all machines share" in found.error
+    assert "cannot see the image ant/00.png: give --data a folder" in found.reason
+    other = replace(given, versions={"sufficit": "0.0", "torch": "0.0"})
+    found = ray_actor.UnitActor().load(other)
+    assert isinstance(found, ray_actor.Problem)
+    assert "the driver 0.0: install the same version" in found.reason
 
 
 class NotedRay(types.ModuleType):
@@ -302,7 +333,7 @@ class NotedRay(types.ModuleType):
 @pytest.fixture
 def noted(monkeypatch: pytest.MonkeyPatch) -> NotedRay:
     found = NotedRay()
-    monkeypatch.setattr(distributed, "_import_ray", lambda *, here: found)
+    monkeypatch.setattr(ray_cluster, "_import_ray", lambda *, here: found)
     for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN"):
         monkeypatch.setenv(name, "")  # so that what a run sets is undone
         monkeypatch.delenv(name)
@@ -312,13 +343,14 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> NotedRay:
 def test_the_ray_of_a_run_has_a_token_of_its_own_and_a_folder_that_others_cannot_read(
     noted: NotedRay,
 ) -> None:
-    with distributed.RayCluster(TWO, torch.device("cpu")) as cluster:
-        cluster.connect()
-        folder = Path(noted.given["_temp_dir"])
-        assert folder.stat().st_mode & 0o777 == 0o700
-        assert (noted.given["address"], noted.given["include_dashboard"]) == ("local", False)
-        assert len(noted.environment["RAY_AUTH_TOKEN"]) == 64
-        assert "RAY_AUTH_MODE" not in noted.environment  # Ray then asks for the token by itself
+    cluster = ray_cluster.RayCluster(TWO, torch.device("cpu"))
+    cluster.connect()
+    folder = Path(noted.given["_temp_dir"])
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert (noted.given["address"], noted.given["include_dashboard"]) == ("local", False)
+    assert len(noted.environment["RAY_AUTH_TOKEN"]) == 64
+    assert "RAY_AUTH_MODE" not in noted.environment  # Ray then asks for the token by itself
+    cluster.close(keep_logs=False)
     assert not folder.exists()
     assert not noted.given
 
@@ -327,7 +359,7 @@ def test_usage_statistics_are_off_and_the_loopback_is_kept(monkeypatch: pytest.M
     for name in ("RAY_USAGE_STATS_ENABLED", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
-    distributed._import_ray(here=True)
+    ray_cluster._import_ray(here=True)
     assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
     assert os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] == "0"
 
@@ -339,23 +371,22 @@ def test_joining_a_cluster_without_a_token_says_what_that_means(
     monkeypatch.setenv("RAY_AUTH_MODE", mode)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        cluster = distributed.RayCluster(Workers(address=address), torch.device("cpu"))
-        wanted = pytest.warns(distributed.WorkerWarning, match="anyone who reaches its ports can")
-        with nullcontext() if mode else wanted, cluster:
+        cluster = ray_cluster.RayCluster(Workers(address=address), torch.device("cpu"))
+        wanted = pytest.warns(ray_cluster.WorkerWarning, match="anyone who reaches its ports can")
+        with nullcontext() if mode else wanted:
             cluster.connect()
-            assert noted.given["address"] == address
+        assert noted.given["address"] == address
 
 
 DRIVER = """
 from pathlib import Path
-from faults import small_job
+from faults import run_workers, small_job
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import run
 import torch
 torch.set_num_threads(1)
 place = Path({place!r})
 job = small_job(place, save_heatmaps=True, pause=0.5)
-run(job, place / "out", progress=False, workers=Workers(count=2))
+run_workers(job, place / "out", Workers(count=2))
 """
 
 
@@ -370,7 +401,7 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
     driver = subprocess.Popen(words, env=environment)
     store = Store(tmp_path / "out")
     try:
-        wait_for(lambda: driver.poll() is not None or len(store.done("scores")) > 1, 300)
+        wait_for(lambda: driver.poll() is not None or len(store.done()) > 1, 300)
         assert driver.poll() is None
         workers = {*processes(tmp_path)}
         listening = addresses(driver.pid)
@@ -381,7 +412,7 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
     assert len(listening) > 2
     assert {*listening} == {"127.0.0.1"}
-    done, before = len(store.done("scores")), calls(tmp_path)
+    done, before = len(store.done()), calls(tmp_path)
     run(small_job(tmp_path, save_heatmaps=True), tmp_path / "out", progress=False)
     assert rows(tmp_path / "out") == wanted
     again = calls(tmp_path) - before
@@ -390,15 +421,14 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
 
 OUT_OF_MEMORY = """
 from pathlib import Path
-from faults import plant, small_job
+from faults import plant, run_workers, small_job
 from sufficit import UserError
 from sufficit.runs.config import Workers
-from sufficit.runs.engine import run
 place = Path({place!r})
 job = small_job(place)
 plant(place, "hoard", text="5")
 try:
-    run(job, place / "out", progress=False, workers=Workers(count=1))
+    run_workers(job, place / "out", Workers(count=1))
 except UserError as error:
     print(error)
 """
@@ -419,12 +449,12 @@ def test_a_worker_that_ray_kills_for_its_memory_is_retried_and_then_reported(
     environment.pop("RAY_AUTH_MODE", None)
     words = [sys.executable, "-c", OUT_OF_MEMORY.format(place=str(tmp_path))]
     found = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    assert "1 of 8 units failed 3 times: unit 2 (2 images" in found.stdout
+    assert "1 of 8 units failed: unit 2 (2 images" in found.stdout
     assert "OutOfMemoryError: 1 worker(s) were killed" in found.stdout
     assert "lower --batch-size or --unit-size, or have fewer workers" in found.stdout
-    assert "try 2 of 3" in found.stderr
+    assert "try 2: " in found.stderr
     state = Store(tmp_path / "out").state()
-    assert state.done == {"scores": 7}
+    assert state.done == 7
     assert "Out of memory: lower --batch-size" in state.failed[0]["reason"]
     assert "log /" in state.failed[0]["reason"]
 
@@ -455,13 +485,14 @@ def addresses(driver: int) -> list[str]:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (("--workers", 0), "--workers must be 1 or more, got 0"),
-        (("--workers", -2), "--workers must be 1 or more, got -2"),
-        (("--workers", 1, "--cpus-per-worker", 0), "--cpus-per-worker must be more than 0"),
-        (("--workers", 1, "--unit-timeout", -1), "--unit-timeout must be more than 0"),
-        (("--address", "somewhere"), "--address must be auto, HOST:PORT or ray://HOST:PORT"),
-        (("--address", "127.0.0.1:1"), "no Ray cluster answers at --address 127.0.0.1:1"),
-        (("--workers", 1, "--gpus-per-worker", 99), "need 99 GPUs, this machine has"),
+        (("--workers", 0), "workers must be 1 or more, got 0"),
+        (("--workers", -2), "workers must be 1 or more, got -2"),
+        (("--workers", 1, "--unit-timeout", -1), "unit_timeout must be more than 0"),
+        (("--workers", "somewhere"), "a number, auto, HOST:PORT or ray://HOST:PORT, got 'some"),
+        (("--workers", "127.0.0.1:1"), "no Ray cluster answers at --workers 127.0.0.1:1"),
+        (("--config", "cpus = 0"), "cpus must be more than 0"),
+        (("--config", "gpus = 99"), "need 99 GPUs, this machine has"),
+        (("--config", "gpu = 1"), "Did you mean 'gpus'?"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -474,6 +505,9 @@ def test_wrong_options_are_refused(
 ) -> None:
     monkeypatch.setattr(ray, "is_initialized", lambda: False)  # whatever other tests have started
     given = ("--model", "sufficit:digits", "--data", images, "--out", tmp_path / "out")
+    if words[0] == "--config":
+        (tmp_path / "RUN.toml").write_text(f"[workers]\ncount = 1\n{words[1]}\n")
+        words = ("--config", tmp_path / "RUN.toml")
     found = sufficit("compare", *given, "--device", "cpu", *words)
     assert found.code == 2
     assert text in found.err

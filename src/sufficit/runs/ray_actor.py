@@ -1,0 +1,214 @@
+"""A worker as a Ray actor: what is sent to it, and what it gives back."""
+
+import io
+import os
+import socket
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from sufficit.classifier.source_code import is_installed
+from sufficit.data.images import SourceImage
+from sufficit.data.loader import Unit
+from sufficit.errors import UserError
+from sufficit.runs.engine import quiet
+from sufficit.runs.job import Job
+from sufficit.runs.spread import Score
+from sufficit.runs.unit_rows import Rows
+
+NO_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+MORE_MEMORY = "Out of memory: lower --batch-size or --unit-size, or have fewer workers per machine"
+Found = TypeVar("Found")
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Why there is no result, as text, because not every exception can be pickled."""
+
+    reason: str
+    is_final: bool = False  # another try cannot help
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a worker runs, also in words that name its log."""
+
+    text: str = "not placed yet; Ray's logs may say more"
+    node: str = ""
+    process: int = 0
+
+
+def _versions() -> dict[str, str]:
+    return {name: version(name) for name in ("sufficit", "torch")}
+
+
+@dataclass(frozen=True)
+class Shipment:
+    """The work on its way to an actor, and what must be the same there."""
+
+    work: bytes  # a Score and its Job
+    device: str
+    devices: dict[str, str]  # a device here: the same in the actor
+    threads: int
+    sample: SourceImage | None  # an image that can be read here
+    folder: str = field(default_factory=lambda: str(Path.cwd()))
+    matmul: str = field(default_factory=torch.get_float32_matmul_precision)
+    tf32: bool = field(default_factory=lambda: torch.backends.cudnn.allow_tf32)
+    versions: dict[str, str] = field(default_factory=_versions)
+
+
+class UnitActor:
+    """Computes units in a process of its own."""
+
+    score: Score
+
+    def load(self, given: Shipment) -> Place | Problem:
+        """Load the model; what cannot work on this machine is said here."""
+        return _attempt(lambda: self._load(given))
+
+    def compute(self, unit: Unit, following: Unit | None) -> Rows | Problem:
+        """The rows of a unit; the following one is read meanwhile."""
+        return _attempt(lambda: self._compute(unit, following))
+
+    def _load(self, given: Shipment) -> Place:
+        host = socket.gethostname()
+        for name, found in _versions().items():
+            if found != given.versions[name]:
+                raise UserError(
+                    f"{host} has {name} {found}, the driver {given.versions[name]}: install the"
+                    " same version"
+                )
+        with suppress(OSError):
+            os.chdir(given.folder)
+        torch.set_num_threads(given.threads)
+        torch.set_float32_matmul_precision(given.matmul)
+        torch.backends.cudnn.allow_tf32 = given.tf32
+        # The bytes come from our own driver, which the token of the cluster vouches for.
+        try:
+            self.score, job = torch.load(
+                io.BytesIO(given.work), map_location=given.devices, weights_only=False
+            )
+        except (ImportError, AttributeError) as error:
+            raise UserError(
+                f"{host} cannot import what the model or a method needs ({error}): install it"
+                " there, or set PYTHONPATH on all machines"
+            ) from error
+        if given.sample is not None and not given.sample.is_there():
+            raise UserError(
+                f"{host} cannot see the image {given.sample.name}: give --data a folder that all"
+                " machines share"
+            )
+        for model in filter(None, (job.classifier, job.twin)):
+            model.to(given.device)
+        for tensor in _held_tensors(job):  # in place: probes have the same ones
+            tensor.data = tensor.data.to(given.device)
+        return _here(host)
+
+    def _compute(self, unit: Unit, following: Unit | None) -> Rows:
+        rows = self.score(unit, following)
+        # The driver may have no GPU.
+        rows.maps = {name: one.to("cpu") for name, one in rows.maps.items()}
+        return rows
+
+
+def ship(
+    score: Score, job: Job, *, device: str, threads: int, sample: SourceImage | None
+) -> Shipment:
+    """All that an actor needs to compute units as this process does."""
+    from ray import cloudpickle
+
+    for module in _own_modules():
+        cloudpickle.register_pickle_by_value(module)
+    packed = io.BytesIO()
+    try:
+        torch.save((score, job), packed, pickle_module=cloudpickle)
+    except Exception as error:
+        raise _cannot_send(job, error) from error
+    here = job.classifier.device
+    devices = {} if here.type == "cpu" else {str(here): device}
+    return Shipment(packed.getvalue(), device, devices, threads, sample)
+
+
+def short(error: BaseException) -> str:
+    """The kind of an error, the start of its message, and what helps if memory was short."""
+    text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return f"{text}. {MORE_MEMORY}" if lacks_memory(error) else text
+
+
+def lacks_memory(error: BaseException) -> bool:
+    """Whether an error, or its cause, is a lack of memory; another try may find more."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True  # Ray's and torch's have that name
+    if any(words in str(error) for words in NO_MEMORY):
+        return True
+    return error.__cause__ is not None and lacks_memory(error.__cause__)
+
+
+def _attempt(work: Callable[[], Found]) -> Found | Problem:
+    """What some work gives, or why it failed; the log of the worker has the whole error."""
+    try:
+        with quiet():
+            return work()
+    except Exception as error:
+        if isinstance(error, UserError) and not lacks_memory(error):
+            return Problem(str(error), is_final=True)
+        traceback.print_exc()
+        return Problem(short(error))
+
+
+def _here(host: str) -> Place:
+    """Where this process runs."""
+    import ray
+
+    log = os.path.realpath("/proc/self/fd/2")  # Ray sends each worker's output to a file
+    node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
+    return Place(f"process {os.getpid()} on {host}, log {log}", node, os.getpid())
+
+
+def _held_tensors(job: Job) -> Iterator[Tensor]:
+    """The tensors of the images that were drawn before all others."""
+    if job.held is None:
+        return
+    donors = job.held.donors
+    yield donors.batch.images
+    yield donors.batch.targets
+    yield from donors.maps.values()
+    yield from (one.maps for one in job.held.maps.values())
+
+
+def _cannot_send(job: Job, error: Exception) -> UserError:
+    """What of a job cannot be pickled."""
+    from ray import cloudpickle
+
+    parts: dict[str, object] = {"the model": job.classifier, "the twin": job.twin}
+    parts |= {f"the method {source.name}": source for source in job.sources}
+    parts |= {f"the probe {probe.key}": probe for probe in job.extra}
+    for what, part in parts.items():
+        try:
+            cloudpickle.dumps(part)
+        except Exception as found:
+            return UserError(
+                f"cannot send {what} to workers ({short(found)}): open files, locks and connections"
+                " when it is called, or run without workers"
+            )
+    return UserError(f"cannot send the run to workers ({short(error)}): run without workers")
+
+
+def _own_modules() -> list[ModuleType]:
+    """The user's modules of a single file, which an actor can't import: python:FILE.py:FUNCTION."""
+    found = []
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None) or ""
+        single = file.endswith(".py") and "." not in name and not hasattr(module, "__path__")
+        if single and name != "__main__" and not is_installed(Path(file)):
+            found.append(module)
+    return found
