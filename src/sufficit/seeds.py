@@ -3,6 +3,7 @@
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,7 +37,8 @@ def seeded(seed: int) -> Iterator[None]:
 
 def random_state() -> list[object]:
     """The state of every generator that `seeded` seeds; equal lists are equal states."""
-    _, numbers, *places = np.random.get_state()  # type: ignore[misc]  # noqa: NPY002
+    known: Any = np.random.get_state()  # noqa: NPY002
+    _, numbers, *places = known
     states = [torch.get_rng_state()]
     if torch.cuda.is_initialized():
         states += torch.cuda.get_rng_state_all()

@@ -13,6 +13,7 @@ from sufficit.explainers.lax import OURS, Lax, name_of
 from sufficit.explainers.registry import EXPLAINERS, explainer_named
 from sufficit.files import place, safe_name
 
+FIT = "+fit"  # the end of a word that asks for the cut
 FILE_SUFFIXES = (".npz", ".safetensors")
 
 
@@ -23,7 +24,14 @@ class HeatmapFileSource:
     path: Path
 
 
-Named = Method | HeatmapFileSource
+@dataclass(frozen=True)
+class ToFit:
+    """A source whose maps are to be cut where the model agrees."""
+
+    source: "Method | HeatmapFileSource"
+
+
+Named = Method | HeatmapFileSource | ToFit
 """What a word may name."""
 
 
@@ -33,7 +41,10 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Named]:
     A word is the name of a method, with options as in `finer-cam:nearest=5`; the folder of a LAX
     adapter, or `sufficit:digits`; `python:FILE.py:FUNCTION`, a function (classifier, images,
     targets) -> [N,H,W]; or a heatmap file. Each has its own name, and `NAME=WORD` gives it another.
+    `+fit` behind a word has its maps cut where the model agrees.
 
+    >>> sources_from("gradcam+fit")
+    {'gradcam+fit': ToFit(source='gradcam')}
     >>> sources_from("gradcam, old=maps/gradcam.npz")
     {'gradcam': 'gradcam', 'old': HeatmapFileSource(path=PosixPath('maps/gradcam.npz'))}
     """
@@ -59,7 +70,9 @@ def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
     {'gradcam': 'gradcam', 'layercam': 'layercam'}
     """
     found: dict[str, Method] = {}
-    for name, source in sources_from(words).items():
+    for name, named in sources_from(words).items():
+        # What draws an order is the same with and without the cut.
+        source = named.source if isinstance(named, ToFit) else named
         if isinstance(source, HeatmapFileSource):
             wrong = f"{source.path} holds finished heatmaps, where a method that draws them must be"
             raise UserError(f"{wrong}: score the file with sufficit evaluate or sufficit compare")
@@ -74,7 +87,10 @@ def source_from(word: str) -> tuple[str, Named]:
         name, rest = "", word  # the sign is part of a path
     if not rest.strip():
         raise UserError(f"{word} names no source: write NAME=SOURCE, such as mine=gradcam")
-    usual, source = _unnamed(rest)
+    source: Named
+    usual, source = _unnamed(rest.removesuffix(FIT))
+    if rest.endswith(FIT):
+        usual, source = f"{usual}{FIT}", ToFit(source)
     chosen = safe_name(name if rest != word else usual)
     if chosen in EXPLAINERS and source != chosen:
         remedy = f"write NAME={rest} to give {rest} its own"
@@ -82,7 +98,7 @@ def source_from(word: str) -> tuple[str, Named]:
     return chosen, source
 
 
-def _unnamed(word: str) -> tuple[str, Named]:
+def _unnamed(word: str) -> tuple[str, Method | HeatmapFileSource]:
     if split_word(word)[0] in EXPLAINERS or of_library(word):
         explainer_named(word)  # raises for unknown options
         return re.sub(r"[:/\\]+", "-", word), word

@@ -84,7 +84,10 @@ def rank_accuracy(heatmaps: Tensor, truth: Tensor | None) -> Tensor:
     assert truth is not None
     inside = truth == OBJECT
     count = inside.sum((1, 2))
-    first = ranks(heatmaps.float()) < count[:, None, None]
+    first = (
+        ranks(heatmaps if heatmaps.dtype == torch.float64 else heatmaps.float())
+        < count[:, None, None]
+    )
     return _known((first & inside).sum((1, 2)).double() / count.clamp(min=1), truth)
 
 

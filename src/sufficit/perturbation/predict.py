@@ -65,7 +65,9 @@ def predict(
             if start % n + count <= n:
                 rows = slice(start % n, start % n + count)  # copies nothing
             inputs, hidden = loop.normalized(rows)
-            maps = heatmaps[start : start + count].to(inputs.device, torch.float32)
+            maps = heatmaps[start : start + count].to(inputs.device)
+            # Cut maps are float64: their order has more steps than float32 can tell apart.
+            maps = maps if maps.dtype == torch.float64 else maps.float()
             spans = runs(maps, [*bands, *weigh])
             chosen, asked = None if drawn is None else drawn[rows], spans[:, : len(bands)]
             if chosen is not None:

@@ -26,7 +26,7 @@ from sufficit.probes.standard import (
     held_out_probe,
 )
 from sufficit.runs.config import DONORS
-from sufficit.sources import Method
+from sufficit.sources import Method, Source
 
 if TYPE_CHECKING:
     from sufficit.runs.job import Job
@@ -76,9 +76,15 @@ def models_of(job: "Job") -> list[AskedModel]:
 
 
 def held_out_fill(job: "Job") -> str | None:
-    """The first fill of a few that is not among those of the run."""
-    free = (fill for fill in HELD_OUT_FILLS if fill not in job.config.fills)
-    return next(free, None)
+    """The first fill of a few that neither the run nor a source asks the model with."""
+    asked = {*job.config.fills, *(fill for one in job.sources for fill in asked_fills(one))}
+    return next((fill for fill in HELD_OUT_FILLS if fill not in asked), None)
+
+
+def asked_fills(source: Source) -> tuple[str, ...]:
+    """The fills that a source asks the model with while it draws."""
+    found: tuple[str, ...] = getattr(source, "fills", ())
+    return found
 
 
 def alpha_probe(job: "Job", model: AskedModel, *, coarse: bool, calls: int | None) -> BandProbe:

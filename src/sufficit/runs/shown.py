@@ -63,6 +63,7 @@ def write_shown(
         ordered = {source.name: maps[source.name].to(batch.images.device) for source in job.sources}
         answers = _by_source(probe.answers(batch, ordered), [*ordered])
     tensors = {f"maps/{name}": one.maps for name, one in kept.maps.items()}
+    tensors |= {f"shares/{n}": m.shares for n, m in kept.maps.items() if m.shares is not None}
     for source, parts in answers.items():
         tensors |= {f"answers/{source}/{part}": values for part, values in parts.items()}
     tensors["pixels"] = pack(batch.images.cpu())
@@ -142,7 +143,10 @@ def read_shown(
     images = unpack(tensors["pixels"])
     if len(images) != len(facts["rows"]):
         raise ValueError(f"{SHOWN} holds {len(images)} images and {len(facts['rows'])} rows")
-    maps = {n: Maps(tensors[f"maps/{n}"], final) for n, final in facts["final"].items()}
+    maps = {
+        name: Maps(tensors[f"maps/{name}"], final, shares=tensors.get(f"shares/{name}"))
+        for name, final in facts["final"].items()
+    }
     stored = StoredMaps((), tuple(facts["numbers"]), maps, facts["shape"])
     heatmaps = heatmaps_of(stored, config.seed)
     for found in heatmaps.values():

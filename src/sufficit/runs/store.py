@@ -164,6 +164,8 @@ class Store:
         tensors = {f"maps/{name}": one.maps for name, one in drawn.items()}
         for name, one in drawn.items():
             tensors |= {f"columns/{name}/{column}": v for column, v in one.columns.items()}
+            if one.shares is not None:
+                tensors[f"shares/{name}"] = one.shares
         self._save(
             self.path(rows.unit, kind, MAPS if kind == UNIT else UNITS + "/maps"), tensors, facts
         )
@@ -180,7 +182,12 @@ class Store:
                 for column, values in file.tensors.items()
                 if column.startswith(start)
             }
-            maps[name] = Maps(file.tensors[f"maps/{name}"], final, columns)
+            maps[name] = Maps(
+                maps=file.tensors[f"maps/{name}"],
+                final=final,
+                columns=columns,
+                shares=file.tensors.get(f"shares/{name}"),
+            )
         return StoredMaps(
             tuple(file.facts["names"]), tuple(file.facts["numbers"]), maps, file.facts["shape"]
         )

@@ -4,7 +4,7 @@ Two passes over the units: sums choose the pooled columns, then everything is wr
 by 8 bytes per image.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -196,7 +196,7 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
     headings = headings_of(job)
     exact = job.scoring.calls is None
     # The passes of probes that look at some of the images are no part of an image's row.
-    counted = [CALLS + probe.key for probe in job.probes if probe.images is None]
+    sampled = {CALLS + probe.key for probe in job.probes if probe.images is not None}
     with ExitStack() as closing:
         for group in groups(store, units, answers=exact):
             for rows in group.rows:
@@ -205,7 +205,7 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
                 continue
             halves = halves_of(group.names, job.config.seed)
             visible = {
-                source: _visible(columns, headings, shares[source], halves, counted)
+                source: _visible(columns, headings, shares[source], halves, sampled)
                 for source, columns in group.table.items()
             }
             for source, columns in visible.items():
@@ -233,13 +233,17 @@ def _visible(
     headings: Mapping[str, Heading],
     shares: RankShares,
     halves: Halves,
-    counted: Sequence[str],
+    sampled: Collection[str],
 ) -> dict[str, Floats]:
     """The columns that tables show: facts first, then scores in the order of their headings."""
     settled = shares.settle(halves, columns) if shares.shares else {}
     own = {name: values for name, values in columns.items() if CANDIDATE not in name} | settled
     calls = sum(
-        (np.nan_to_num(columns[name]) for name in counted if name in columns),
+        (
+            np.nan_to_num(values)
+            for name, values in columns.items()
+            if name.startswith(CALLS) and name not in sampled
+        ),
         start=np.zeros(len(halves)),
     )
     found = {RIGHT: own[RIGHT], "calls": calls}

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Protocol
@@ -24,15 +24,15 @@ from sufficit.explainers.explanation import Method as AnyMethod
 from sufficit.explainers.guard import call_guarded
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
-from sufficit.explainers.words import HeatmapFileSource, source_from, sources_from
-from sufficit.files import safe_name
 from sufficit.metrics.column import Columns, Heading
+from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
 
 Role = Literal["method", "control", "reference"]
 """A method is ranked; it must beat the controls; a reference is scored and not ranked."""
 CONTROLS = ("random", "center")
 STRETCHED = "stretched"  # a note: a map of other proportions than the image
+EDGE = 0.005  # how far values of a cut map are from 1 inside, and from 0 outside
 NOT_FINITE = "the model gives NaN or infinite values for it"
 _opening = Lock()
 
@@ -43,6 +43,13 @@ class Maps(DrawnMaps):
 
     columns: Columns = field(default_factory=dict)  # of the source's own, each [N]
     notes: Mapping[str, Tensor] = field(default_factory=dict)  # which images have a note: bool [N]
+    shares: Tensor | None = None  # [N] of the pixels that a cut map marks; None: it is not cut
+
+    def at(self, size: tuple[int, int]) -> Tensor:
+        """The finished heatmaps at the image's size, float64 if cut: [N,H,W] in 0..1."""
+        if self.shares is None:
+            return super().at(size)
+        return cut_at(resize(self.maps, size), self.shares.to(self.maps.device))
 
     def rows(self, some: Sequence[int]) -> "Maps":
         """Those of some of the images."""
@@ -52,6 +59,7 @@ class Maps(DrawnMaps):
             final=self.final,
             columns={name: values[places] for name, values in self.columns.items()},
             notes={name: marks[places] for name, marks in self.notes.items()},
+            shares=None if self.shares is None else self.shares[places],
         )
 
     def to(self, device: str) -> "Maps":
@@ -61,6 +69,7 @@ class Maps(DrawnMaps):
             final=self.final,
             columns={name: values.to(device) for name, values in self.columns.items()},
             notes={name: marks.to(device) for name, marks in self.notes.items()},
+            shares=None if self.shares is None else self.shares.to(device),
         )
 
     @staticmethod
@@ -68,13 +77,28 @@ class Maps(DrawnMaps):
         """Those of several batches, one after the other."""
         first = parts[0]
         if len({(part.maps.shape[1:], part.final) for part in parts}) > 1:
-            parts = [Maps(part.at(size), True, part.columns, part.notes) for part in parts]
+            # The order of a cut map is kept; a finished map is an order too.
+            parts = [
+                replace(
+                    part,
+                    maps=resize(part.maps, size) if part.shares is not None else part.at(size),
+                    final=True,
+                )
+                for part in parts
+            ]
         return Maps(
             maps=torch.cat([part.maps for part in parts]),
             final=parts[0].final,
             columns={n: torch.cat([part.columns[n] for part in parts]) for n in first.columns},
             notes={n: torch.cat([part.notes[n] for part in parts]) for n in first.notes},
+            shares=None
+            if first.shares is None
+            else torch.cat([p.shares for p in parts if p.shares is not None]),
         )
+
+
+def _shares(parts: Sequence[Maps]) -> list[Tensor]:
+    return [part.shares for part in parts if part.shares is not None]
 
 
 @dataclass(frozen=True)
@@ -117,6 +141,9 @@ class Source(Protocol):
     def facts(self) -> SourceFacts:
         """What results record of it."""
 
+    def methods(self) -> "list[Method]":
+        """The methods whose maps it reads, so that those of one layer share a forward pass."""
+
     def close(self) -> None:
         """Close its files."""
 
@@ -127,6 +154,8 @@ class SourceBase:
     name: str
     role: Role = "method"
     headings: Mapping[str, Heading] = {}
+    fills: tuple[str, ...] = ()  # with which it asks the model: no held-out fill is among them
+    is_trusted = False  # whether it leaves the model as it was without being watched
 
     def check(self, model: Classifier, names: Sequence[str]) -> None:
         """Accept any model and images."""
@@ -134,6 +163,10 @@ class SourceBase:
     def facts(self) -> SourceFacts:
         """Say that it is a source of the user's."""
         return SourceFacts("function")
+
+    def methods(self) -> "list[Method]":
+        """Read no method."""
+        return []
 
     def close(self) -> None:
         """Close nothing."""
@@ -143,6 +176,7 @@ class SourceBase:
 class Method(SourceBase):
     """A method of Sufficit or a library, an adapter, or a function of the user's."""
 
+    is_trusted = True
     name: str
     method: AnyMethod
     layer: str | None = None
@@ -154,6 +188,10 @@ class Method(SourceBase):
         draw_together(model, batch, [self])
         found: Maps = batch.known[model, self]  # type: ignore[assignment]  # drawn just now
         return found
+
+    def methods(self) -> "list[Method]":
+        """Be drawn with others."""
+        return [self]
 
     def check(self, model: Classifier, names: Sequence[str]) -> None:
         """Raise for an adapter of another model, or a method that the model has nothing for."""
@@ -192,6 +230,7 @@ class Method(SourceBase):
 class Control(SourceBase):
     """A map that ignores the image: noise by seed and number of the image, or a blob."""
 
+    is_trusted = True
     name: str
     seed: int = 0
     alias_of: str = ""  # the control that a user gave under another name, to rank it
@@ -227,6 +266,7 @@ class Control(SourceBase):
 class MapTensor(SourceBase):
     """Heatmaps in memory, one per image of the run, in the order of the images."""
 
+    is_trusted = True
     name: str
     tensor: Tensor  # [N,h,w], in 0..1 if not normalised
     normalize: str = "none"
@@ -262,6 +302,7 @@ class MapTensor(SourceBase):
 class MapFile(SourceBase):
     """A heatmap file: one map per image, found by the image's name."""
 
+    is_trusted = True
     name: str
     path: Path
     normalize: str = "none"
@@ -339,13 +380,15 @@ def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str
 
     Raise SkipError, with the rows and reasons, for images that a source has no map for.
     """
-    draw_together(model, batch, [one for one in sources if isinstance(one, Method)])
+    draw_together(
+        model, batch, [one for source in sources for one in getattr(source, "methods", list)()]
+    )
     return {source.name: drawn_by(source, model, batch) for source in sources}
 
 
 def drawn_by(source: Source, model: Classifier, batch: Batch) -> Maps:
     """The maps of a source. One of the user's must leave the model as it was."""
-    if isinstance(source, Method | Control | MapTensor | MapFile):
+    if getattr(source, "is_trusted", False):
         return source.maps(model, batch)
     return call_guarded(
         f"source {source.name}",
@@ -384,72 +427,26 @@ def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) ->
             batch.known[model, method] = Maps(one.maps, one.final)
 
 
+def cut_at(order: Tensor, shares: Tensor) -> Tensor:
+    """Maps that mark the first share of the pixels by rank: [N,H,W], [N] -> float64 [N,H,W].
+
+    Values fall by rank from 1 to 0.995 inside and from 0.005 to 0 outside, so that alpha_min 0.5
+    marks exactly the region, and the order of all pixels stays. Float32 could not tell apart as
+    many values so near to 1.
+
+    >>> cut_at(torch.tensor([[[0.3, 0.9], [0.1, 0.7]]]), torch.tensor([0.5])) >= 0.5
+    tensor([[[False,  True],
+             [False,  True]]])
+    """
+    pixels = order[0].numel()
+    places = ranks(order).double()
+    inside = (shares.double() * pixels + 0.5).floor()[:, None, None]
+    marked = 1 - EDGE * places / inside.clamp(min=1)
+    rest = EDGE * (pixels - places) / (pixels - inside).clamp(min=1)
+    return torch.where(places < inside, marked, rest.clamp(max=EDGE))
+
+
 def noise(size: tuple[int, int], seed: int, numbers: Sequence[int]) -> Tensor:
     """Uniform noise per pixel by seed and image number: -> [N,H,W]."""
     dice = [np.random.default_rng([seed, number]) for number in numbers]
     return torch.from_numpy(np.stack([one.random(size, dtype=np.float32) for one in dice]))
-
-
-Given = AnyMethod | HeatmapFileSource | Tensor | Source
-"""What a user may give as a source: words, options, adapters, functions, heatmaps, a Source."""
-
-
-def source_of(
-    name: str, given: Given, *, layer: str | None = None, seed: int = 0, normalize: str = "none"
-) -> Source:
-    """Return what a user gave as a source of this name; words are read as on the command line."""
-    read: Any = source_from(given)[1] if isinstance(given, str) else given
-    if isinstance(read, str) and read in CONTROLS:
-        return Control(name, seed, alias_of="" if name == read else read)
-    if isinstance(read, Tensor):
-        return MapTensor(name, read, normalize)
-    if isinstance(read, HeatmapFileSource):
-        return MapFile(name, read.path, normalize)
-    if isinstance(read, tuple):
-        return Method(name, word_of(*read), layer, seed)
-    if hasattr(read, "maps") and hasattr(read, "digest"):
-        source: Any = read
-        if source.name != name:
-            raise UserError(
-                f"a source calls itself {source.name!r} and is given as {name!r}: use one name"
-            )
-        found: Source = source
-        return found
-    return Method(name, read, layer, seed)
-
-
-def sources_of(
-    given: Mapping[str, Given] | Sequence[str],
-    *,
-    controls: bool = True,
-    layer: str | None = None,
-    seed: int = 0,
-    normalize: str = "none",
-) -> tuple[Source, ...]:
-    """Return the sources of a run: those that a user gave, by name or as words, then controls."""
-    named = given if isinstance(given, Mapping) else sources_from(given)
-    if not named:
-        raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
-    found = [
-        source_of(name, one, layer=layer, seed=seed, normalize=normalize)
-        for name, one in named.items()
-    ]
-    for source in found:
-        if source.name in CONTROLS and not (isinstance(source, Control) and not source.alias_of):
-            raise UserError(
-                f"{source.name!r} is the name of a control: give the source another name"
-            )
-    ranked = [source for source in found if source.name not in CONTROLS]
-    wanted = [one for one in CONTROLS if controls or one in named]
-    return (*ranked, *(Control(one, seed) for one in wanted))
-
-
-def check_names(sources: Sequence[Source], reserved: Sequence[str]) -> None:
-    """Raise for two sources of one name, and for names of the run's own files."""
-    names = [source.name for source in sources]
-    if twice := next((name for name in names if names.count(name) > 1), None):
-        raise UserError(f"two sources are called {twice!r}: give one of them another name")
-    for name in names:
-        ends = (".json", ".csv", ".html", ".png", ".toml")
-        if safe_name(name) in reserved or name.endswith(ends):
-            raise UserError(f"{name!r} is a file of every run: give the source another name")

@@ -1,0 +1,44 @@
+"""Heatmap sources: whatever gives a map per image, and `Fitted`, which cuts the map of another."""
+
+from sufficit.sources.fitted import Fitted
+from sufficit.sources.kinds import (
+    CONTROLS,
+    NOT_FINITE,
+    STRETCHED,
+    Control,
+    MapFile,
+    Maps,
+    MapTensor,
+    Method,
+    Role,
+    Source,
+    SourceBase,
+    SourceFacts,
+    cut_at,
+    draw,
+    noise,
+)
+from sufficit.sources.named import Given, check_names, source_of, sources_of
+
+__all__ = [
+    "CONTROLS",
+    "NOT_FINITE",
+    "STRETCHED",
+    "Control",
+    "Fitted",
+    "Given",
+    "MapFile",
+    "MapTensor",
+    "Maps",
+    "Method",
+    "Role",
+    "Source",
+    "SourceBase",
+    "SourceFacts",
+    "check_names",
+    "cut_at",
+    "draw",
+    "noise",
+    "source_of",
+    "sources_of",
+]

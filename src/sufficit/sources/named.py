@@ -1,0 +1,111 @@
+"""The sources of a run: those that a user gave, by name or as words, then controls."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from sufficit.errors import UserError
+from sufficit.explainers import EXPLAINERS
+from sufficit.explainers.explanation import Method as AnyMethod
+from sufficit.explainers.registry import word_of
+from sufficit.explainers.words import FIT, HeatmapFileSource, ToFit, source_from, sources_from
+from sufficit.files import safe_name
+from sufficit.sources.fitted import Fitted
+from sufficit.sources.kinds import CONTROLS, Control, MapFile, MapTensor, Method, Source
+
+Given = AnyMethod | HeatmapFileSource | ToFit | Tensor | Source
+"""What a user may give as a source: words, options, adapters, functions, heatmaps, a Source."""
+
+
+def source_of(
+    name: str, given: Given, *, layer: str | None = None, seed: int = 0, normalize: str = "none"
+) -> Source:
+    """Return what a user gave as a source of this name; words are read as on the command line."""
+    read: Any = source_from(given)[1] if isinstance(given, str) else given
+    if isinstance(read, ToFit):
+        read = Fitted(read.source)
+    if isinstance(read, Fitted):
+        return _around(read, name, layer=layer, seed=seed, normalize=normalize)
+    if isinstance(read, str) and read in CONTROLS:
+        return Control(name, seed, alias_of="" if name == read else read)
+    if isinstance(read, Tensor):
+        return MapTensor(name, read, normalize)
+    if isinstance(read, HeatmapFileSource):
+        return MapFile(name, read.path, normalize)
+    if hasattr(read, "maps") and hasattr(read, "digest"):
+        source: Any = read
+        if source.name != name:
+            raise UserError(
+                f"a source calls itself {source.name!r} and is given as {name!r}: use one name"
+            )
+        found: Source = source
+        return found
+    return Method(name, word_of(*read) if isinstance(read, tuple) else read, layer, seed)
+
+
+def _around(fitted: Fitted, name: str, *, layer: str | None, seed: int, normalize: str) -> Source:
+    """Return a fit around its source, which has the name that it would have alone."""
+    alone = name.removesuffix(FIT)
+    inner = source_of(alone, fitted.source, layer=layer, seed=seed, normalize=normalize)
+    return fitted.around(inner, name)
+
+
+def sources_of(
+    given: Mapping[str, Given] | Sequence[str],
+    *,
+    controls: bool = True,
+    layer: str | None = None,
+    seed: int = 0,
+    normalize: str = "none",
+) -> tuple[Source, ...]:
+    """Return the sources of a run: those that a user gave, by name or as words, then controls."""
+    named = given if isinstance(given, Mapping) else sources_from(given)
+    if not named:
+        raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
+    found = [
+        source_of(name, one, layer=layer, seed=seed, normalize=normalize)
+        for name, one in named.items()
+    ]
+    for source in found:
+        if source.name in CONTROLS and not (isinstance(source, Control) and not source.alias_of):
+            raise UserError(
+                f"{source.name!r} is the name of a control: give the source another name"
+            )
+    found = _drawn_once(found)
+    ranked = [source for source in found if source.name not in CONTROLS]
+    last: list[Source] = [Control(one, seed) for one in CONTROLS if controls or one in named]
+    fitted = [source for source in ranked if isinstance(source, Fitted)]
+    name = f"center{FIT}"
+    if controls and fitted and name not in named:
+        # The fit itself knows something: what does it make of a map that ignores the image?
+        last.append(fitted[0].around(Control("center", seed), name))
+    return (*ranked, *last)
+
+
+def _drawn_once(sources: Sequence[Source]) -> list[Source]:
+    """The sources, those that are cut around the very source that stands beside them uncut."""
+    plain = {
+        one.method: one
+        for one in sources
+        if isinstance(one, Method) and isinstance(one.method, str)
+    }
+    found: list[Source] = []
+    for one in sources:
+        inner = one.source if isinstance(one, Fitted) else None
+        if isinstance(one, Fitted) and isinstance(inner, Method) and inner.method in plain:
+            found.append(one.around(plain[inner.method], one.name))
+        else:
+            found.append(one)
+    return found
+
+
+def check_names(sources: Sequence[Source], reserved: Sequence[str]) -> None:
+    """Raise for two sources of one name, and for names of the run's own files."""
+    names = [source.name for source in sources]
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UserError(f"two sources are called {twice!r}: give one of them another name")
+    for name in names:
+        ends = (".json", ".csv", ".html", ".png", ".toml")
+        if safe_name(name) in reserved or name.endswith(ends):
+            raise UserError(f"{name!r} is a file of every run: give the source another name")
