@@ -5,11 +5,12 @@ from fractions import Fraction
 import pytest
 import torch
 
-from sufficit import Classifier, UserError, compare
+from sufficit import Classifier, UserError, compare, explain
 from sufficit.data.digits import synthetic_digits
 from sufficit.evaluation import batch_of
 from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.fills import FILLS
+from sufficit.regions import Around, Certificate, Said
 from sufficit.sources import Control, Maps, MapTensor, Method, SourceBase, cut_at, sources_of
 from sufficit.sources.fitted import THOUSANDTHS, Fitted, choose
 
@@ -164,3 +165,58 @@ def test_a_run_scores_the_cut_under_a_fill_it_has_not_asked(tmp_path) -> None:
     again = compare(model, batch.images, methods, batch.targets, **asked)
     assert again.rows["gradcam+fit"].equals(rows)
     assert "Share of the image in the region" in result.report(tmp_path / "r.html").read_text()
+
+
+def test_explain_with_a_fit_returns_regions_whose_certificates_the_model_confirms() -> None:
+    model, batch = digits()
+    regions = explain(model, batch.images, batch.targets, "gradcam", fit=True)
+    assert len(regions) == 6
+    for row, found in enumerate(regions.certificates):
+        mask = regions.heatmaps[row] >= 0.5
+        assert abs(float(mask.double().mean()) - found.share) <= 1 / 4096
+        assert [one.asked for one in found.fills] == [True, True, False]
+        for around in found.fills:
+            image, fill = batch.images[row : row + 1], FILLS[around.fill]
+            parts = {"region": mask, "rest": ~mask, "nothing": mask & False}
+            for name, part in parts.items():
+                said = model(image.where(part, fill(image))).detach().softmax(1)[0]
+                known = getattr(around, name)
+                assert known.name == model.classes[int(said.argmax())]
+                assert known.is_target == (int(said.argmax()) == int(batch.targets[row]))
+                assert known.confidence == pytest.approx(float(said[batch.targets[row]]), abs=1e-4)
+        assert found.enough
+        assert all(one.region.is_target for one in found.fills if one.asked)
+        assert f"{found.share:.0%} of this image is enough" in found.sentence
+    frame = regions.frame()
+    assert frame["share"].tolist() == [one.share for one in regions]
+    assert frame["mean_region"].tolist() == [one.fills[2].region.name for one in regions]
+
+
+def said(name: str, target: str = "tabby", confidence: float = 0.9) -> Said:
+    return Said(name, name == target, confidence)
+
+
+@pytest.mark.parametrize(
+    ("rest", "unseen", "words"),
+    [
+        (("sofa", "sofa"), "tabby", "(0.90) and blur around it (0.90); without it, sofa."),
+        (("sofa", "tabby"), "tabby", "without it, sofa and still tabby."),
+        (("tabby", "tabby"), "tabby", "without it, still tabby."),
+        (("sofa", "sofa"), "dog", "With mean, which was not asked, it says dog."),
+    ],
+)
+def test_the_sentence_is_true_in_every_case(rest, unseen, words) -> None:
+    blank = said("night")
+    asked = [
+        Around(fill, True, said("tabby"), said(one), blank)
+        for fill, one in zip(("black", "blur"), rest, strict=True)
+    ]
+    fills = (*asked, Around("mean", False, said(unseen), said("sofa"), blank))
+    one = Certificate("tabby", 0.23, True, said("tabby"), fills, 100)
+    assert one.sentence.startswith("23% of this image is enough: the model says tabby with black")
+    assert words in one.sentence
+
+
+def test_where_nothing_suffices_the_sentence_says_so() -> None:
+    one = Certificate("tabby", 1.0, False, said("tabby"), (), 98)
+    assert one.sentence == "No part of this image is enough for tabby: the region is all of it."

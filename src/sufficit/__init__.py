@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from sufficit.comparison import compare as compare
     from sufficit.errors import UserError as UserError
     from sufficit.evaluation import evaluate as evaluate
-    from sufficit.explainers import explain as explain
     from sufficit.explainers import explain_all as explain_all
     from sufficit.explainers.lax import Lax as Lax
     from sufficit.metrics.compare_scores import compare_scores as compare_scores
@@ -25,10 +24,14 @@ if TYPE_CHECKING:
     from sufficit.perturbation.heatmaps import normalize as normalize
     from sufficit.perturbation.heatmaps import resize as resize
     from sufficit.plots import overlay as overlay
+    from sufficit.regions import Certificate as Certificate
+    from sufficit.regions import Regions as Regions
+    from sufficit.regions import explain as explain
     from sufficit.runs.config import Workers as Workers
     from sufficit.runs.results import RunResults as RunResults
     from sufficit.sanity import sanity_check as sanity_check
     from sufficit.similarity import agreement as agreement
+    from sufficit.sources.fitted import Fitted as Fitted
     from sufficit.statistics import Standing as Standing
     from sufficit.training import LaxRecipe as LaxRecipe
     from sufficit.training import cache_features as cache_features
@@ -40,7 +43,7 @@ _HOMES = {
     "classifier.classifier": ("Classifier",),
     "comparison": ("compare",),
     "errors": ("UserError",),
-    "explainers": ("explain", "explain_all"),
+    "explainers": ("explain_all",),
     "explainers.lax": ("Lax",),
     "metrics.compare_scores": ("compare_scores",),
     "metrics.leakage": ("Leak", "Pool", "leak"),
@@ -50,7 +53,9 @@ _HOMES = {
     "plots": ("overlay",),
     "runs.config": ("Workers",),
     "runs.results": ("RunResults",),
+    "regions": ("Certificate", "Regions", "explain"),
     "sanity": ("sanity_check",),
+    "sources.fitted": ("Fitted",),
     "similarity": ("agreement",),
     "statistics": ("Standing",),
     "training": ("LaxRecipe", "cache_features", "train_lax", "train_twin"),
