@@ -34,6 +34,7 @@ CHECKS = {
     "fill": "MSI on few masks under a fill that is not among --fills",
     "leak": "does the shape of a mask reveal the class?",
     "alpha-curve": "MSI over alpha_min on up to 16 images",
+    "regions": "how many separate parts of a mask suffice alone?",
     "head": "do the maps change when the output layer is made random? On 8 images",
     "ceiling": "what a search for each image reaches, on up to 64 images; 1,500 passes each",
 }

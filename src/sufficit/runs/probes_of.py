@@ -15,6 +15,7 @@ from sufficit.probes.band import BandProbe
 from sufficit.probes.ceiling import OWN, CeilingProbe
 from sufficit.probes.head import HeadProbe
 from sufficit.probes.leak import LeakProbe
+from sufficit.probes.parts import PartsProbe
 from sufficit.probes.probe import Probe
 from sufficit.probes.standard import (
     MSI,
@@ -47,6 +48,8 @@ def probes_of(job: "Job") -> list[Probe]:
         found += _alpha_curve(job, models[0], after=found)
     if "leak" in checks and len(job.entries) > 1:
         found.append(_leak(job, models[0].asked))
+    if "regions" in checks:
+        found.append(PartsProbe(models[0].asked, job.schedule.alpha_min))
     if "ceiling" in checks and scored:
         found.append(_ceiling(job))
     if "head" in checks and (drawing := [one for one in job.sources if isinstance(one, Method)]):
