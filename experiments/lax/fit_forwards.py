@@ -25,8 +25,8 @@ def lazily(
 ) -> tuple[int, int, int]:
     """Fit one image: kept and rest bool [fills,24] -> the size's number, forwards and rounds.
 
-    Each round asks about the `wide` most promising sizes at once; with `fill_by_fill` whether a size
-    suffices is asked for one fill after the other, and not further after a miss.
+    Each round asks about the `wide` most promising sizes at once; with `fill_by_fill` whether a
+    size suffices is asked for one fill after the other, and not further after a miss.
     """
     fills = len(kept)
     known_kept = np.zeros((fills, COUNT), bool)
