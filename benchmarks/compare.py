@@ -29,9 +29,10 @@ from sufficit import Classifier, View
 from sufficit.data.images import ImageSource, list_images
 from sufficit.provenance import provenance
 from sufficit.runs.config import RunConfig
-from sufficit.runs.engine import Worker, compute, run
-from sufficit.runs.explanations import quiet
-from sufficit.runs.job import make_job
+from sufficit.runs.drawing import holding
+from sufficit.runs.engine import quiet, run, scoring
+from sufficit.runs.job import Job, make_job
+from sufficit.runs.spread import in_this_process, score_missing
 from sufficit.runs.store import Store
 
 Passes = Counter[tuple[int, bool]]
@@ -52,6 +53,14 @@ def _write_photograph(folder: Path, number: int, side: int) -> None:
     noisy = smooth + 0.1 * torch.randn(3, side, side, generator=generator)
     pixels = (noisy.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
     Image.fromarray(pixels).save(folder / str(number % 4) / f"{number:04d}.jpg", quality=90)
+
+
+def score(job: Job, folder: Path) -> None:
+    """Compute all units of a run, and write no results."""
+    with quiet(), Store.locked(folder) as owned:
+        store = owned.start(job.key(), job.entries)
+        held = holding(job, store, in_this_process, False)
+        score_missing(held, store, scoring(held), range(len(job.units)), in_this_process, False)
 
 
 @contextmanager
@@ -126,16 +135,15 @@ def main() -> None:
         few = list_images(photographs)[:: max(1, asked.images // 16)]
         warm = make_job(config, classifier=classifier, images=ImageSource(few))
         run(warm, None, progress=False)
-        job, store = make_job(config, classifier=classifier), Store(Path(place) / "run")
-        with noting(model) as passes, quiet():
+        job, folder = make_job(config, classifier=classifier), Path(place) / "run"
+        with noting(model) as passes:
             _wait(classifier.device)
             begun = time.perf_counter()
-            store.start(job.key(), job.entries)
-            compute(Worker(job, store), progress=False)
+            score(job, folder)
             _wait(classifier.device)
             whole = time.perf_counter() - begun
         begun = time.perf_counter()
-        run(job, store.folder, progress=False)  # all units are there: it merges them
+        run(job, folder, progress=False)  # all units are there: it merges them
         merging = time.perf_counter() - begun
         bare = bare_seconds(classifier, passes, asked.side)
     masked = sum(n * times for (n, _), times in passes.items())

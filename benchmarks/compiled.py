@@ -24,7 +24,6 @@ from evaluate import bare, smooth_maps
 from sufficit import Classifier, View, evaluate
 from sufficit.classifier.acceleration import accelerated
 from sufficit.data.images import list_images
-from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.predict import predict, usual_batch
 from sufficit.provenance import provenance
 from timing import medians, side_by_side
@@ -78,7 +77,8 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, object]:
     maps = smooth_maps(len(images), asked.side).to(asked.device)
     with torch.no_grad():
         targets = classifier(images).argmax(1)
-    calls = int(evaluate(classifier, images, maps, targets).calls.sum())
+    scores = evaluate(classifier, images, maps, targets)
+    calls, bands = int(scores.calls.sum()), scores.answers.bands
     jobs: dict[str, Callable[[], object]] = {
         "eager": lambda: evaluate(classifier, images, maps, targets),
         "compiled": lambda: evaluate(fast, images, maps, targets),
@@ -86,7 +86,6 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, object]:
         "bare compiled": bare(fast, asked.side, calls, batch),
     }
     seconds = medians(side_by_side(jobs, asked.device, asked.rounds))
-    bands = make_plan().asks
     one, two = (predict(each, images, maps, targets, bands) for each in (classifier, fast))
     other = float((one.named != two.named).double().mean())
     rates = {job: calls / spent for job, spent in seconds.items()}

@@ -10,18 +10,22 @@ many seeds: the standard error of a mean over the images, and how far it is from
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
-from torch import Tensor
 
 from sufficit import Classifier, Lax, explain
 from sufficit.data.digits import synthetic_digits
-from sufficit.metrics.plan import Plan, ask, make_plan
-from sufficit.metrics.scores import read
-from sufficit.perturbation.predictions import Predictions
+from sufficit.evaluation import batch_of, schedules_for
+from sufficit.metrics.columns import ALPHA_GRID, metrics_named
+from sufficit.perturbation.bands import EVERYTHING
+from sufficit.perturbation.masked_model import MaskedModel
+from sufficit.perturbation.predictions import Predictions, ScoreKind
+from sufficit.probes.band import BandProbe
+from sufficit.probes.standard import Scoring
 from sufficit.provenance import provenance
 
 CALLS = (10, 18, 26, 50, 100)
@@ -29,33 +33,40 @@ SEARCH_CALLS = (26, 50, 100, 200)
 PICKED = ("named", "confidences")
 
 
-def replayed(predictions: Predictions, plan: Plan, seed: int) -> Predictions:
-    """What `ask` would have returned for a plan with few calls, from the predictions of all."""
-    assert plan.sampling is not None
-    assert plan.asks == predictions.bands
-    drawn = plan.sampling.draw([str(i) for i in range(len(predictions.targets))], seed)
+def probe_of(
+    classifier: Classifier,
+    alphas: Sequence[float],
+    columns: Sequence[str] | None,
+    score: ScoreKind = "accuracy",
+    calls: int | None = None,
+) -> BandProbe:
+    """The probe of the columns' bands at each alpha_min; of MSI alone it is that of a search."""
+    schedules = schedules_for(alphas, score, 0.01, 0.02)
+    metrics = metrics_named(columns, {}, truth=False, sampled=calls is not None)
+    found = [replace(c, schedules=tuple(schedules)) for c in Scoring(metrics, schedules[0]).columns]
+    return BandProbe(MaskedModel(classifier), tuple(found), most=calls)
+
+
+def replayed(predictions: Predictions, few: BandProbe, seed: int) -> Predictions:
+    """What a probe with few calls would have answered, from the predictions of all."""
+    assert few.drawing is not None
+    assert (EVERYTHING, *few.bands) == predictions.bands
+    names = [str(i) for i in range(len(predictions.targets))]
+    drawn = torch.nn.functional.pad(few.drawing.draw(names, seed) + 1, (1, 0))  # the whole image
     picked = {part: getattr(predictions, part).gather(1, drawn.long()) for part in PICKED}
     calls = torch.tensor([len(row.unique()) for row in drawn])
-    return replace(predictions, drawn=drawn, counts=plan.sampling.counts, calls=calls, **picked)
+    counts = few.drawing.counts_with_whole
+    return replace(predictions, drawn=drawn, counts=counts, calls=calls, **picked)
 
 
-def columns_of(predictions: Predictions, plan: Plan) -> dict[str, Tensor]:
-    """The columns, or MSI at each alpha_min of a search: each [N]."""
-    scores = read({"": predictions}, plan)
-    if scores.search is None:
-        return scores.columns
-    names = (f"msi at {alpha:g}" for alpha in scores.search.alphas)
-    return dict(zip(names, scores.search.msi.T, strict=True))
-
-
-def errors(predictions: Predictions, plan: Plan, draws: int) -> dict[str, Any]:
+def errors(predictions: Predictions, few: BandProbe, draws: int) -> dict[str, Any]:
     """Standard errors of the exact and of the sampled mean, and the rms error of the latter."""
-    exact, n = columns_of(predictions, replace(plan, calls=None)), len(predictions.targets)
+    exact, n = few.values(predictions), len(predictions.targets)
     spread, error, calls = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0), 0.0
     for seed in range(draws):
-        found = replayed(predictions, plan, seed)
+        found = replayed(predictions, few, seed)
         calls += float(found.calls.double().mean()) / draws
-        for name, values in columns_of(found, plan).items():
+        for name, values in few.values(found).items():
             spread[name] += float(values.var()) / draws
             error[name] += float(values.mean() - exact[name].mean()) ** 2 / draws
     rows = {
@@ -66,7 +77,7 @@ def errors(predictions: Predictions, plan: Plan, draws: int) -> dict[str, Any]:
         }
         for name, values in exact.items()
     }
-    return {"calls": plan.calls, "asked": calls, "standard_errors": rows}
+    return {"calls": few.most, "asked": calls, "standard_errors": rows}
 
 
 def main() -> None:
@@ -85,19 +96,21 @@ def main() -> None:
         "gradcam": explain(*given, method="gradcam"),
     }
     results: list[dict[str, Any]] = []
-    for alpha_min, n, budgets, columns in (
+    cases: list[tuple[float | str, int, Sequence[int], list[str] | None]] = [
         (0.5, asked.images, CALLS, None),
         ("search", asked.search, SEARCH_CALLS, ["msi"]),
-    ):
-        plan = make_plan(alpha_min, columns=columns)  # type: ignore[arg-type]
+    ]
+    for alpha_min, n, budgets, columns in cases:
+        alphas = ALPHA_GRID if isinstance(alpha_min, str) else [alpha_min]
+        probe = probe_of(classifier, alphas, columns)
+        batch = batch_of(classifier, digits.images[:n], digits.labels[:n])
         for method, heatmaps in maps.items():
-            found = ask(classifier, digits.images[:n], heatmaps[:n], digits.labels[:n], plan)
-            print(
-                f"{method}, alpha_min {alpha_min}, {n} images, {len(plan.asks)} masks", flush=True
-            )
-            for score in ("accuracy", "confidence"):
+            found = probe.answers(batch, {method: heatmaps[:n]})
+            masks = len(found.bands)
+            print(f"{method}, alpha_min {alpha_min}, {n} images, {masks} masks", flush=True)
+            for score in get_args(ScoreKind):
                 for calls in budgets:
-                    few = make_plan(alpha_min, score, columns=columns, calls=calls)  # type: ignore[arg-type]
+                    few = probe_of(classifier, alphas, columns, score, calls)
                     row = errors(found, few, asked.draws)
                     about = {"method": method, "alpha_min": alpha_min, "score": score, "images": n}
                     exact_calls = float(found.calls.double().mean())

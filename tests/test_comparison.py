@@ -16,7 +16,7 @@ from sufficit import Classifier, Lax, UserError, View, evaluate, explain
 from sufficit.comparison import compare
 from sufficit.data.heatmap_files import write_heatmaps
 from sufficit.data.images import list_images, read_image
-from sufficit.metrics.metric import AnyMetric, MapMetric
+from sufficit.metrics.metric import MapMetric
 from sufficit.runs.job import make_job
 from sufficit.sources import MapFile
 
@@ -324,13 +324,16 @@ def test_options_of_a_method_belong_to_the_run_and_are_recorded(
     assert len({*keys}) == 3
 
 
-def test_a_formula_of_ones_own_that_changes_is_another_run(place: Path) -> None:
+def test_a_metric_of_ones_own_counts_whatever_it_computes_from(place: Path, tmp_path: Path) -> None:
+    """A run resumes with the same code only, also where a metric reads the heatmap alone."""
     config = config_for(place / "photos")
-
-    def keyed(metric: AnyMetric) -> Any:
-        return make_job(config, metrics={"own": metric}).key()["metrics"]["own"]
-
-    brightest = MapMetric(True, lambda _: lambda heatmaps, _: heatmaps.amax((1, 2)))
-    darkest = MapMetric(True, lambda _: lambda heatmaps, _: heatmaps.amin((1, 2)))
-    assert keyed(brightest) == keyed(replace(brightest))
-    assert keyed(brightest) != keyed(darkest)
+    keys = []
+    for name in ("amax", "amin"):
+        path = tmp_path / f"{name}.py"
+        path.write_text(f"def measures(schedule):\n    return lambda m, _: m.{name}((1, 2))\n")
+        made: dict[str, Any] = {}
+        exec(compile(path.read_text(), path, "exec"), made)
+        metric = MapMetric(True, made["measures"])
+        keys.append(make_job(config, metrics={"own": metric}).key()["metrics"]["own"])
+    assert len({*keys}) == 2
+    assert all(keys)

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from attack_files import KINDS, Reader, bad_data, bad_images, bad_maps, bad_models, picture
 from attack_page import attack_page
-from sufficit.runs.overlays import class_number
 
 from shard_files import png, write_shard
 from sufficit import UserError, View
@@ -34,6 +33,7 @@ from sufficit.data.image_files import BadImageError, decode_image, expand
 from sufficit.data.images import list_images
 from sufficit.outside import csv_cell, literal
 from sufficit.runs.config import read_toml
+from sufficit.runs.overlays import class_number
 from untrusted_files import npy, npz, read_maps
 
 MOST_SECONDS, MOST_GROWTH = 10.0, 400 * 2**20  # per file: seconds, bytes of memory

@@ -169,10 +169,10 @@ class Evaluation(_RowMetric):
         self.schedules = tuple(schedules_for(tried, score, value_step, percent_step))
 
         scoring = self._scoring(self.schedules[0])
-        self.answers = ROWS if self._bands.drawing is None else (*ROWS, "drawn")
+        self.parts = ROWS if self._bands.drawing is None else (*ROWS, "drawn")
         others = [*map(_cell_state, scoring.cells), *map(_map_state, scoring.maps)]
-        settings = (self.wanted, self.schedules, self.most, seed, fill, id(classifier))
-        self._add_states([*self.answers, "half", *others], *settings)
+        settings = (self.wanted, self.own, self.schedules, self.most, seed, fill, id(classifier))
+        self._add_states([*self.parts, "half", *others], *settings)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the probe of bands, which is made again: formulas cannot be pickled."""
@@ -209,7 +209,7 @@ class Evaluation(_RowMetric):
             batch_size=self.asked.batch_size,
         )
         said = self._bands.answers(batch, {ONE: heatmaps})
-        found = {name: getattr(said, name) for name in self.answers}
+        found = {name: getattr(said, name) for name in self.parts}
         found["half"] = torch.from_numpy(halves_of(batch.names, self.seed))
         found |= self._cell_rows(batch, heatmaps)
         found |= self._map_rows(batch, heatmaps)
@@ -226,7 +226,7 @@ class Evaluation(_RowMetric):
     def scores(self) -> Scores:
         """Return what `evaluate` returns for the images this process has seen so far."""
         rows = self._joined()
-        answers = self._bands.kept({name: rows[name] for name in self.answers})
+        answers = self._bands.kept({name: rows[name] for name in self.parts})
         search = search_of(answers, self.schedules) if self.is_searching else None
         alphas = [schedule.alpha_min for schedule in self.schedules]
         place = 0 if search is None else alphas.index(search.best)

@@ -188,13 +188,13 @@ def test_a_run_says_so_in_its_record_and_remarks(tmp_path: Path) -> None:
     photos = write_photos(tmp_path, 6, model=MODEL + ENDED)
     ended = config_for(photos, model=f"python:{tmp_path / 'model.py'}:ended")
     wrong = run_small(ended, tmp_path / "wrong")
-    assert wrong.record["output"] == "logits"
-    assert "ends in a softmax" in wrong.record["output_remark"]
-    assert wrong.record["output_remark"] in wrong.remarks()
+    assert wrong.record.output == "logits"
+    assert "ends in a softmax" in wrong.record.output_remark
+    assert wrong.record.output_remark in wrong.remarks()
     right = run_small(replace(ended, output="probabilities"), tmp_path / "right")
     plain = run_small(config_for(photos), tmp_path / "plain")
-    assert (right.record["output"], right.record["output_remark"]) == ("probabilities", "")
-    assert right.record["config"]["output"] == "probabilities"
+    assert (right.record.output, right.record.output_remark) == ("probabilities", "")
+    assert right.config.output == "probabilities"
     found, wanted, off = (
         run.rows["center"]["fid_plus_percent"].to_numpy() for run in (right, plain, wrong)
     )
@@ -207,12 +207,15 @@ def test_a_run_says_so_in_its_record_and_remarks(tmp_path: Path) -> None:
 def test_the_command_line_takes_it(tmp_path: Path, sufficit) -> None:
     photos = write_photos(tmp_path, 6, model=MODEL + ENDED)
     model = f"python:{tmp_path / 'model.py'}:ended"
-    given = ("--model", model, "--data", str(photos), "--methods", "random", "--no-leak", *FLAGS)
+    given = ("--model", model, "--data", str(photos), "--methods", "random", *FLAGS)
+    given += ("--checks", "fill")
     run = sufficit("compare", *given, "--out", str(tmp_path / "a"))
-    assert run.code == 0
+    assert run.code == 0, run.err
     assert "--output probabilities" in run.err
-    run = sufficit("compare", *given, "--output", "probabilities", "--out", str(tmp_path / "b"))
-    assert run.code == 0
+    (tmp_path / "own.toml").write_text('output = "probabilities"')
+    own = ("--config", str(tmp_path / "own.toml"))
+    run = sufficit("compare", *given, *own, "--out", str(tmp_path / "b"))
+    assert run.code == 0, run.err
     assert "probabilities" not in run.err
 
 

@@ -152,9 +152,11 @@ def test_compare_on_the_command_line(folder: Path, tmp_path: Path, sufficit) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         Image.fromarray(one).save(path)
     words = ["--model", f"clip:{folder}", "--data", str(tmp_path / "photos")]
-    words += ["--methods", "gradcam,rollout", "--donors", "2", "--value-step", "0.25"]
-    words += ["--percent-step", "0.5", "--no-alpha-curve"]
-    to = ["--out", str(tmp_path / "run"), "--prompts", ",".join(PROMPTS)]
+    words += ["--methods", "gradcam,rollout", "--value-step", "0.25"]
+    words += ["--percent-step", "0.5", "--checks", "controls,fill,leak"]
+    prompts = tmp_path / "prompts.toml"
+    prompts.write_text(f"prompts = {json.dumps(PROMPTS)}")
+    to = ["--out", str(tmp_path / "run"), "--config", str(prompts)]
     ran = sufficit("compare", *words, *to)
     assert ran.code == 0, ran.err
     record = json.loads((tmp_path / "run/run.json").read_text())
@@ -165,5 +167,5 @@ def test_compare_on_the_command_line(folder: Path, tmp_path: Path, sufficit) -> 
     assert wrong.code == 2
     assert "two or more different prompts" in wrong.err
     plain = [word if word != f"clip:{folder}" else "torchvision:resnet18" for word in words]
-    refused = sufficit("compare", *plain, *elsewhere, "--prompts", "a cat,a dog")
+    refused = sufficit("compare", *plain, *elsewhere, "--config", str(prompts))
     assert "prompts go with clip:NAME" in refused.err

@@ -265,14 +265,18 @@ def assert_all_told(out: Path) -> None:
 def test_compare_goes_on_without_bad_files_and_counts_them(
     sufficit, folder: Path, tmp_path: Path
 ) -> None:
-    words = ["compare", *MODEL, "--data", folder, *FAST, "--methods", "gradcam", "--no-controls"]
-    words += ["--donors", "1", "--out", tmp_path / "out", "--save-heatmaps"]
-    stopped = sufficit(*words, "--on-error", "stop")
+    words = ["compare", *MODEL, "--data", folder, *FAST, "--methods", "gradcam"]
+    words += ["--checks", "fill,leak", "--out", tmp_path / "out"]
+    (tmp_path / "stop.toml").write_text('on_error = "stop"\ndonors = 1\nsave_heatmaps = true')
+    (tmp_path / "skip.toml").write_text("donors = 1\nsave_heatmaps = true")
+    stopped = sufficit(*words, "--config", tmp_path / "stop.toml")
     assert stopped.code == 2
     assert "3/bomb.png: too large to open safely" in stopped.err
-    run = sufficit(*words)
+    run = sufficit(*words, "--config", tmp_path / "skip.toml")
     assert run.code == 0, run.err
     assert f"{len(BAD)} images skipped" in run.err
+    with np.load(tmp_path / "out" / "gradcam" / "heatmaps.npz") as kept:
+        assert {name.partition("/")[2] for name in kept} == set(map(written, GOOD))
     assert_all_told(tmp_path / "out")
     rows = pandas.read_parquet(tmp_path / "out" / "gradcam" / "scores.parquet")
     assert {name.partition("/")[2] for name in rows["image"]} == set(map(written, GOOD))
@@ -288,9 +292,6 @@ def test_evaluate_goes_on_without_bad_files_and_counts_them(
     run = sufficit(*words, "--out", tmp_path / "out")
     assert run.code == 0, run.err
     assert_all_told(tmp_path / "out")
-    stopped = sufficit(*words, "--out", tmp_path / "other", "--on-error", "stop")
-    assert stopped.code == 2
-    assert "3/bomb.png: too large to open safely" in stopped.err
 
 
 @pytest.mark.filterwarnings("ignore::sufficit.errors.EmptyHeatmapWarning")
@@ -340,7 +341,7 @@ def test_names_are_shown_as_they_are_on_one_line(sufficit, tmp_path: Path) -> No
     words = (*MODEL, *own, "--data", folder, *FAST, "--methods", "@x=gradcam,center")
     runs = [
         sufficit("explain", folder, *MODEL, *own, "--out", tmp_path / r"\[/]out"),
-        sufficit("compare", *words, "--no-leak", "--no-controls", "--out", tmp_path / "[bold]out"),
+        sufficit("compare", *words, "--checks", "fill", "--out", tmp_path / "[bold]out"),
     ]
     for run in runs:
         assert run.code == 0, run.err

@@ -194,7 +194,7 @@ def test_a_folder_of_thousands_of_levels_is_listed(tmp_path: Path) -> None:
 def test_data_without_permission_for_a_while_stop_the_run_and_skip_nothing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config, out = config_for(photos, leak=False), tmp_path / "out"
+    config, out = config_for(photos, checks="controls,fill"), tmp_path / "out"
 
     def denied(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")

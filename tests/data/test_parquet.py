@@ -332,7 +332,8 @@ def test_a_comparison_on_parquet_is_that_on_its_folder(
     for other in others:
         pandas.testing.assert_frame_equal(local, other, check_exact=True)
     words = ("compare", "--model", f"python:{photos.parent / 'model.py'}:make", "--out")
-    given = ("--data", photos.parent / "p", "--label-column", "no")
+    (photos.parent / "no.toml").write_text('label_column = "no"')
+    given = ("--data", photos.parent / "p", "--config", photos.parent / "no.toml")
     wrong = sufficit(*words, photos.parent / "x", *given)
     assert wrong.code == 2
     assert "no column of labels 'no'" in wrong.err

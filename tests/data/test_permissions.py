@@ -103,7 +103,7 @@ def test_a_shard_that_loses_its_permission_stops_the_run(open_photos: Path) -> N
     shard, top = open_photos.parent / "photos.tar", open_photos.parent
     with tarfile.open(shard, "w") as tar:
         tar.add(open_photos, "photos")
-    config = config_for(open_photos, data=str(shard), targets="prediction", leak=False)
+    config = config_for(open_photos, data=str(shard), targets="prediction", checks="controls,fill")
     with bound():
         job = make_job(config, unit=4)
     with without(0o000, shard), pytest.raises(GoneError, match="photos.tar can't be read any more"):
@@ -118,13 +118,15 @@ def test_one_file_without_permission_is_skipped_and_listed(open_photos: Path) ->
     with without(0o000, file):
         with pytest.raises(BadImageError, match="Permission denied"):
             read_image(file, None)
-        results = run_small(config_for(open_photos, leak=False), open_photos.parent / "out")
+        results = run_small(
+            config_for(open_photos, checks="controls,fill"), open_photos.parent / "out"
+        )
     assert results.n == 10
     assert [*results.skipped] == ["bee/01.png"]
 
 
 def test_the_only_image_of_a_folder_may_be_deleted_meanwhile(open_photos: Path) -> None:
-    config = config_for(open_photos, leak=False)
+    config = config_for(open_photos, checks="controls,fill")
     for number in ("04", "07", "10"):
         (open_photos / "bee" / f"{number}.png").unlink()
     job = make_job(config, unit=4)

@@ -11,7 +11,6 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from sufficit.runs.overlays import explain_run
 
 from own_model import MODEL
 from shard_files import png, write_shard
@@ -31,6 +30,7 @@ from sufficit.data.shards import ShardImage
 from sufficit.runs.config import config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
+from sufficit.runs.overlays import explain_run
 
 
 @pytest.mark.parametrize("kind", [tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT])

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from sufficit.runs.maps import identity
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -29,7 +28,7 @@ from small_runs import FLAGS
 from sufficit import Classifier, UserError, compare, explain, normalize, resize
 from sufficit.explainers import explainer_named
 from sufficit.explainers.words import sources_from
-from sufficit.runs.maps import identity
+from sufficit.sources import Method
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # their own imports are not ours to mend
@@ -368,7 +367,7 @@ SAME = {
 def test_one_comparison_checks_our_writing_against_theirs() -> None:
     classifier, images = classifier_of(cnn()), random_images(3, 32)
     methods = {name: name for pair in SAME.items() for name in pair}
-    given = {"controls": False, "leak": False, "value_step": 0.25, "percent_step": 0.25}
+    given = {"checks": "none", "value_step": 0.25, "percent_step": 0.25}
     result = compare(classifier, images, methods, targets=TARGETS, progress=False, **given)
     for ours, theirs in SAME.items():
         found = [explain(classifier, images, TARGETS, word) for word in (ours, theirs)]
@@ -548,7 +547,7 @@ def test_a_word_has_a_name_options_and_facts() -> None:
     assert explainer_named("captum:LayerActivation").class_agnostic
     assert not explainer_named("zennit:EpsilonPlus").class_agnostic
     # Another version draws other maps: a run does not resume with it.
-    assert identity("captum:DeepLift").endswith(f"/captum {captum.__version__}")
+    assert Method("x", "captum:DeepLift").digest().endswith(f"/captum {captum.__version__}")
     pair = ("captum:Saliency", {"abs": "false"})
     images = random_images(1, 32)
     found, wanted = (

@@ -113,10 +113,11 @@ def test_in_a_collection_each_class_keeps_its_own_formula() -> None:
     halved = {
         "marked": replace(OWN["marked"], formula=lambda a, s: OWN["marked"].formula(a, s) / 2)
     }
+    classifier = brightness()  # one for both, so that nothing but the formula tells them apart
     both = MetricCollection(
         {
-            "a": MSI(brightness(), metrics={"marked": OWN["marked"]}),
-            "b": MSI(brightness(), metrics=halved),
+            "a": MSI(classifier, metrics={"marked": OWN["marked"]}),
+            "b": MSI(classifier, metrics=halved),
         },
     )
     for _ in range(2):

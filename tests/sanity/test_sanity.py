@@ -16,17 +16,17 @@ from torchvision import models
 from typer.testing import CliRunner
 
 from sufficit import Classifier, UserError, compare, explain
-from sufficit.cli import app
-from sufficit.data.digits import synthetic_digits
-from sufficit.data.images import read_image
-from sufficit.sanity import SanityReport, sanity_check
-from sufficit.sanity.checks import Likeness, _verdict
 from sufficit.classifier.randomization import (
     Block,
     cascade,
     copied,
     randomise,
 )
+from sufficit.cli import app
+from sufficit.data.digits import synthetic_digits
+from sufficit.data.images import read_image
+from sufficit.sanity import SanityReport, sanity_check
+from sufficit.sanity.checks import Likeness, _verdict
 from sufficit.similarity import structural_similarity
 from sufficit.statistics import Estimate
 
@@ -489,14 +489,16 @@ def test_the_command_refuses_before_any_work(folder: Path, tmp_path: Path) -> No
 def test_compare_says_whose_maps_a_random_output_layer_leaves_alone(sufficit, photos) -> None:
     out = photos.parent / "out"
     words = ["compare", "--model", f"python:{photos.parent / 'model.py'}:make", "--data", photos]
-    words += ["--methods", "gradcam,old=kpca-cam", "--no-leak", "--out", out, "--sanity"]
+    words += ["--methods", "gradcam,old=kpca-cam", "--checks", "controls,fill,head", "--out", out]
     run = sufficit(*words, "--value-step", 0.25, "--percent-step", 0.5)
     assert run.code == 0, run.err
-    found = json.loads((out / "run.json").read_text())["head_check"]
-    assert found["n"] == 8
-    means = {name: one["mean"] for name, one in found["rank_correlation"].items()}
-    assert means["old"] == pytest.approx(1), "it reads the features below the output layer"
-    assert means["gradcam"] < 0.9
+    summary = json.loads((out / "summary.json").read_text())
+    found = {name: one["random_head"] for name, one in summary.items() if "random_head" in one}
+    assert {*found} == {"old", "gradcam"}  # not the controls, which see no model
+    assert {one["n"] for one in found.values()} == {8}
+    old = found["old"]["mean"]
+    assert old == pytest.approx(1), "it reads the features below the output layer"
+    assert found["gradcam"]["mean"] < 0.9
     told = (
         "the maps of old (rank correlation 1.00) stay: they do not show what this output rests on"
     )
@@ -509,19 +511,21 @@ def test_compare_in_python_makes_the_head_alone_random_and_leaves_the_model_alon
     before = [weight.clone() for weight in classifier.bare.parameters()]
     digits, methods = synthetic_digits(3), ["gradcam", "kpca-cam"]
     images, targets = digits.images, digits.labels
-    quick = {"value_step": 0.25, "percent_step": 0.5, "leak": False, "alpha_curve": False}
-    result = compare(classifier, images, methods, targets, sanity=True, **quick)
-    found = result.record["head_check"]
+    quick = {"value_step": 0.25, "percent_step": 0.5}
+    checks = ("controls", "head")
+    result = compare(classifier, images, methods, targets, checks=checks, **quick)
     whole = sanity_check(classifier, images, targets, methods)
-    assert found["layer"] == whole.cascade[0].layer
-    assert list(found["rank_correlation"]) == methods  # not the controls, which see no model
-    for name, one in found["rank_correlation"].items():
+    for name in methods:
         first = whole.cascade_of(name)[0].rank_correlation
-        assert one["mean"] == pytest.approx(float(first.nanmean()))
+        found = result.rows[name]["random_head"].to_numpy()
+        assert found == pytest.approx(first.numpy(), abs=1e-6)
+        estimate = result.summaries[name]["random_head"]
+        assert estimate.mean == pytest.approx(float(first.nanmean()))
+    assert "random_head" not in result.summaries["center"]  # which sees no model
     assert all(torch.equal(a, b) for a, b in zip(before, classifier.bare.parameters(), strict=True))
     said = "With random weights in the output layer"
     assert said in result._repr_html_()
-    plain = compare(classifier, images, methods, targets, **quick)
+    plain = compare(classifier, images, methods, targets, checks=("controls",), **quick)
     assert said not in plain._repr_html_()
 
 

@@ -150,7 +150,7 @@ def test_an_adapter_explains_and_its_heatmaps_are_scored(
     assert scored.code == 0, scored.err
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     by_hand = evaluate(classifier, images, expected, value_step=0.1, columns=("msi",))
-    assert summary["msi"]["mean"] == pytest.approx(by_hand.mean()["msi"], abs=1e-6)
+    assert summary["heatmaps"]["msi"]["mean"] == pytest.approx(by_hand.mean()["msi"], abs=1e-6)
 
 
 @pytest.mark.usefixtures("coarse")
