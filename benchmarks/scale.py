@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/scale.py --out benchmarks/results/scale-cpu.json
 
-A unit writes its file and computes nothing, so that all time is overhead. No workers: the loop in
+A unit has no rows, so that all time is overhead. No workers: the loop in
 this process. Starting Ray and loading the model are counted apart. Each number of units is measured
 in a process of its own, so that the peak of its memory is its own too.
 """
@@ -22,41 +22,44 @@ from torch import nn
 
 from sufficit import Classifier
 from sufficit.data.images import ImageSource
+from sufficit.data.loader import Unit
 from sufficit.provenance import provenance
 from sufficit.runs.config import Workers, config_from
-from sufficit.runs.engine import Worker, compute, opened
 from sufficit.runs.job import Job, make_job
-from sufficit.runs.store import SCORES, StageFile
+from sufficit.runs.spread import score_missing
+from sufficit.runs.store import Store
+from sufficit.runs.unit_rows import Rows
+from sufficit.runs.workers import spreading
 
 
-class IdleWorker(Worker):
-    """Makes an empty file per unit."""
-
-    def work(self, unit, items, tick=None) -> list[StageFile]:
-        return [(self.stage, {}, {"names": unit.names})]
+def no_rows(unit: Unit, following: Unit | None = None) -> Rows:
+    """Rows of no image."""
+    return Rows(unit.number)
 
 
 def job_of(units: int) -> Job:
     """A job of so many units of one tiny image."""
     layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 2)).eval()
     images = ImageSource.from_tensors(torch.zeros(units, 3, 4, 4), None, [0] * units)
-    options = {"leak": False, "alpha_curve": False, "columns": ["msi"], "controls": False}
-    config = config_from({"model": "", "data": "", "methods": ["center"], **options})
-    sources = {"center": "center"}
-    return make_job(config, classifier=Classifier(layers), images=images, sources=sources, unit=1)
+    options = {"checks": ["none"], "columns": ["msi"], "methods": ["center"]}
+    config = config_from({"model": "", "data": "", **options})
+    return make_job(config, classifier=Classifier(layers), images=images, unit=1)
 
 
 def measure(units: int, workers: int) -> dict[str, float]:
     """Compute the units once."""
-    job, moments = job_of(units), list[float]()
+    moments = list[float]()
     asked = Workers(count=workers) if workers else None
-    with opened(job, None, False, asked) as (placed, store, cluster):
-        store.start(placed.key(), placed.entries)
+    with Store.locked(None) as owned, spreading(asked, job_of(units)) as (job, spread):
+        store = owned.start(job.key(), job.entries)
         start, busy = time.monotonic(), time.process_time()
-        worker = IdleWorker(placed, store)
-        compute(worker, lambda *_: moments.append(time.monotonic()), cluster)
+
+        def tick(done: float, total: float) -> None:
+            moments.append(time.monotonic())
+
+        score_missing(job, store, no_rows, range(units), spread, tick)
         busy = time.process_time() - busy
-        assert len(store.done(SCORES)) == units
+        assert len(store.done()) == units
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return {
         "seconds to the first unit": round(moments[0] - start, 2),
