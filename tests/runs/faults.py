@@ -4,13 +4,18 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from sufficit import Classifier
+from sufficit.data.batch import Batch
 from sufficit.data.images import ImageSource
+from sufficit.metrics.column import Heading
+from sufficit.probes.probe import ProbeBase, SourceRows
 from sufficit.runs.config import Workers, config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
@@ -22,13 +27,17 @@ from sufficit.sources import sources_of
 SIDE, UNIT = 8, 2
 
 
-class FaultyMethod:
-    """A method that draws brightness, notes every call, and does once what each fault file says."""
+class FaultyProbe(ProbeBase):
+    """A probe that notes every unit, and does once what each fault file says."""
+
+    key = "mean"
+    headings = {"mean_value": Heading("mean", "Mean value of the heatmap")}
 
     def __init__(self, folder: Path, pause: float = 0.0) -> None:
         self.folder, self.pause = folder, pause
 
-    def __call__(self, classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+    def __call__(self, batch: Batch, maps: Mapping[str, Tensor]) -> SourceRows:
+        images = batch.images
         numbers = [round(float(image[0, 0, 0]) * 1000) for image in images]
         with (self.folder / "calls").open("a") as file:
             file.write(f"{os.getpid()} {' '.join(map(str, numbers))}\n")
@@ -44,7 +53,7 @@ class FaultyMethod:
             except FileNotFoundError:
                 continue
             commit(kind)
-        return images.mean(1)
+        return {name: {"mean_value": one.mean((1, 2))} for name, one in maps.items()}
 
 
 def commit(kind: str) -> None:
@@ -81,13 +90,13 @@ def plant(folder: Path, *kinds: str, text: str = "") -> None:
 
 
 def calls(folder: Path) -> Counter[tuple[int, ...]]:
-    """How often the heatmaps of each batch of images were drawn."""
+    """How often each batch of images was scored."""
     lines = (folder / "calls").read_text().splitlines()
     return Counter(tuple(map(int, line.split()[1:])) for line in lines)
 
 
 def processes(folder: Path) -> list[int]:
-    """The processes that drew heatmaps, the latest last."""
+    """The processes that scored, the latest last."""
     path = folder / "calls"
     lines = path.read_text().splitlines() if path.exists() else []
     return [int(line.split()[0]) for line in lines]
@@ -109,9 +118,20 @@ def small_job(folder: Path, images: int = 16, *, pause: float = 0.0, **options: 
     source = ImageSource.from_tensors(pixels, None, [k % 3 for k in range(images)])
     coarse = {"value_step": 0.25, "percent_step": 0.25, "donors": 2, "checks": ["none"]}
     config = config_from({"model": "", "data": "", "methods": ["own"], **coarse, **options})
-    methods = {"own": FaultyMethod(folder, pause), "gradcam": "gradcam", "random": "random"}
-    sources = sources_of(methods, controls=False)
-    return make_job(config, classifier=classifier, images=source, sources=sources, unit=UNIT)
+    methods: dict[str, Any] = {"own": brightness, "gradcam": "gradcam", "random": "random"}
+    return make_job(
+        config,
+        classifier=classifier,
+        images=source,
+        sources=sources_of(methods, controls=False),
+        unit=UNIT,
+        probes=[FaultyProbe(folder, pause)],
+    )
+
+
+def brightness(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+    """The mean over the channels."""
+    return images.mean(1)
 
 
 def run_workers(job: Job, out: Path, workers: Workers, **options: bool) -> RunResults:
