@@ -5,11 +5,10 @@ if its worker fails.
 """
 
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any
 
 from sufficit.data.images import ImageTensor, SourceImage
@@ -102,7 +101,8 @@ class Dispatch:
         self.ray = workers.cluster.ray
         self.total = len(units)
         self.further = iter(units)  # read from the list of images when their turn comes
-        self.waiting: list[Unit] = []  # whose workers failed, or the next one
+        self.again = deque[Unit]()  # whose workers failed; they come last, and so go to others
+        self.next: Unit | None = None
         self.busy: dict[Any, Worker] = {}  # by the reference of their result
         self.resting: list[Worker] = []
         self.tries = Counter[int]()
@@ -146,13 +146,17 @@ class Dispatch:
     @property
     def is_waiting(self) -> bool:
         """Whether there is a unit that nobody has."""
-        if not self.waiting:
-            self.waiting.extend(islice(self.further, 1))
-        return bool(self.waiting)
+        if self.next is None:
+            self.next = next(self.further, None)
+        if self.next is None and self.again:
+            self.next = self.again.popleft()
+        return self.next is not None
 
     def next_unit(self) -> Unit | None:
         """A unit that nobody has; None if there is none."""
-        return self.waiting.pop() if self.is_waiting else None
+        unit = self.next if self.is_waiting else None
+        self.next = None
+        return unit
 
     def hand_out(self, worker: Worker) -> None:
         """Give a worker the unit that it read ahead, else another one, else let it rest."""
@@ -210,7 +214,7 @@ class Dispatch:
         place = worker.place or Place()
         reason = f"{reason} ({place.text})"
         if worker.following is not None:
-            self.waiting.append(worker.following)
+            self.again.append(worker.following)
         if worker.unit is None:
             self.failed_starts += 1
             _warn(f"a worker cannot start: {reason}")
@@ -218,7 +222,7 @@ class Dispatch:
             unit, called = worker.unit, _called(worker.unit)
             self.tries[unit.number] += 1
             if self.tries[unit.number] < TRIES:
-                self.waiting.append(unit)
+                self.again.append(unit)
                 _warn(f"a worker failed in {called}, try {self.tries[unit.number]}: {reason}")
             else:
                 self.failed[called] = reason
