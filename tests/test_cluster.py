@@ -89,7 +89,7 @@ def test_their_commands_have_options_that_exist(sufficit: Any) -> None:
         helps.setdefault(words[1], sufficit(words[1], "--help-all").out)
         for word in words[2:]:
             assert not word.startswith("--") or word in helps[words[1]], (name, word)
-    assert {name for name, _ in commands()} == {"rayjob.yaml", "scale.md", "slurm.sh"}
+    assert {name for name, _ in commands()} == {"rayjob.yaml", "run.toml", "scale.md", "slurm.sh"}
 
 
 STANDINS = {
