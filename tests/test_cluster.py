@@ -68,7 +68,7 @@ def test_the_job_of_kubernetes_has_the_fields_that_kuberay_requires() -> None:
     (worker,) = cluster["workerGroupSpecs"]
     assert worker["minReplicas"] <= worker["replicas"] <= worker["maxReplicas"]
     asked = shlex.split(job["spec"]["entrypoint"])
-    assert asked == "sufficit compare --config /shared/run.toml --out /shared/run".split()
+    assert asked == ["sufficit", "compare", "--config", "/shared/run.toml", "--out", "/shared/run"]
     workers = workers_from(read_workers(FILES / "run.toml"))
     assert workers == Workers(count=worker["maxReplicas"], address="auto", gpus=1)
     assert read_toml(FILES / "run.toml")["unit_size"] == 256
