@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python benchmarks/scale.py --out benchmarks/results/scale-cpu.json
 
-A unit writes its file and computes nothing, so that all time is overhead. No workers: the loop in
+A unit has no rows, so that all time is overhead. No workers: the loop in
 this process. Starting Ray and loading the model are counted apart. Each number of units is measured
 in a process of its own, so that the peak of its memory is its own too.
 """
@@ -13,7 +13,6 @@ import resource
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor
-from functools import partial
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
@@ -27,13 +26,14 @@ from sufficit.data.loader import Unit
 from sufficit.provenance import provenance
 from sufficit.runs.config import Workers, config_from
 from sufficit.runs.job import Job, make_job
+from sufficit.runs.spread import score_missing
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import Rows
 from sufficit.runs.workers import spreading
 
 
-def idle(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
-    """No rows at all."""
+def no_rows(unit: Unit, following: Unit | None = None) -> Rows:
+    """Rows of no image."""
     return Rows(unit.number)
 
 
@@ -41,8 +41,8 @@ def job_of(units: int) -> Job:
     """A job of so many units of one tiny image."""
     layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 2)).eval()
     images = ImageSource.from_tensors(torch.zeros(units, 3, 4, 4), None, [0] * units)
-    options = {"checks": "none", "columns": ["msi"]}
-    config = config_from({"model": "", "data": "", "methods": ["center"], **options})
+    options = {"checks": ["none"], "columns": ["msi"], "methods": ["center"]}
+    config = config_from({"model": "", "data": "", **options})
     return make_job(config, classifier=Classifier(layers), images=images, unit=1)
 
 
@@ -50,13 +50,14 @@ def measure(units: int, workers: int) -> dict[str, float]:
     """Compute the units once."""
     moments = list[float]()
     asked = Workers(count=workers) if workers else None
-    with spreading(asked, job_of(units)) as (job, spread), Store.locked(None) as owned:
+    with Store.locked(None) as owned, spreading(asked, job_of(units)) as (job, spread):
         store = owned.start(job.key(), job.entries)
         start, busy = time.monotonic(), time.process_time()
-        with store.writer() as write:
-            for rows in spread(job, store, partial(idle, job), list(job.units)):
-                write(rows)
-                moments.append(time.monotonic())
+
+        def tick(done: float, total: float) -> None:
+            moments.append(time.monotonic())
+
+        score_missing(job, store, no_rows, range(units), spread, tick)
         busy = time.process_time() - busy
         assert len(store.done()) == units
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10

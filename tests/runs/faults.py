@@ -4,12 +4,15 @@ import os
 import signal
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sufficit import Classifier
+from sufficit.data.batch import Batch
 from sufficit.data.images import ImageSource
 from sufficit.runs.config import Workers, config_from
 from sufficit.runs.engine import run
@@ -17,23 +20,35 @@ from sufficit.runs.job import Job, make_job
 from sufficit.runs.results import RunResults
 from sufficit.runs.store import MAPS
 from sufficit.runs.workers import spreading
-from sufficit.sources import sources_of
+from sufficit.sources import MapFile, Maps, sources_of
 
 SIDE, UNIT = 8, 2
 
 
-class FaultyMethod:
-    """A method that draws brightness, notes every call, and does once what each fault file says."""
+class FaultySource(MapFile):
+    """A source that draws brightness, notes every call, and does once what each fault file says.
 
-    def __init__(self, folder: Path, pause: float = 0.0) -> None:
-        self.folder, self.pause = folder, pause
+    It is a kind that the engine does not guard: its errors are not those of a user's code, which
+    end a run at once.
+    """
 
-    def __call__(self, classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+    pause = 0.0
+
+    def check(self, model: Classifier, names: Sequence[str]) -> None:
+        """Accept any images."""
+
+    def digest(self) -> str:
+        """The same for every folder and pause."""
+        return "brightness"
+
+    def maps(self, model: Classifier, batch: Batch) -> Maps:
+        """The mean over the channels, unless a fault comes first."""
+        images, folder = batch.images, self.path
         numbers = [round(float(image[0, 0, 0]) * 1000) for image in images]
-        with (self.folder / "calls").open("a") as file:
+        with (folder / "calls").open("a") as file:
             file.write(f"{os.getpid()} {' '.join(map(str, numbers))}\n")
         time.sleep(self.pause)
-        for path in sorted(self.folder.glob("fault-*")):
+        for path in sorted(folder.glob("fault-*")):
             kind = path.name.split("-")[1]
             if kind in ("always", "hoard"):
                 if int(path.read_text()) in numbers:
@@ -44,7 +59,7 @@ class FaultyMethod:
             except FileNotFoundError:
                 continue
             commit(kind)
-        return images.mean(1)
+        return Maps(images.mean(1), final=True)
 
 
 def commit(kind: str) -> None:
@@ -81,13 +96,13 @@ def plant(folder: Path, *kinds: str, text: str = "") -> None:
 
 
 def calls(folder: Path) -> Counter[tuple[int, ...]]:
-    """How often the heatmaps of each batch of images were drawn."""
+    """How often the maps of each batch of images were drawn."""
     lines = (folder / "calls").read_text().splitlines()
     return Counter(tuple(map(int, line.split()[1:])) for line in lines)
 
 
 def processes(folder: Path) -> list[int]:
-    """The processes that drew heatmaps, the latest last."""
+    """The processes that drew maps, the latest last."""
     path = folder / "calls"
     lines = path.read_text().splitlines() if path.exists() else []
     return [int(line.split()[0]) for line in lines]
@@ -109,7 +124,9 @@ def small_job(folder: Path, images: int = 16, *, pause: float = 0.0, **options: 
     source = ImageSource.from_tensors(pixels, None, [k % 3 for k in range(images)])
     coarse = {"value_step": 0.25, "percent_step": 0.25, "donors": 2, "checks": ["none"]}
     config = config_from({"model": "", "data": "", "methods": ["own"], **coarse, **options})
-    methods = {"own": FaultyMethod(folder, pause), "gradcam": "gradcam", "random": "random"}
+    own = FaultySource("own", folder)
+    own.pause = pause
+    methods: dict[str, Any] = {"own": own, "gradcam": "gradcam", "random": "random"}
     sources = sources_of(methods, controls=False)
     return make_job(config, classifier=classifier, images=source, sources=sources, unit=UNIT)
 

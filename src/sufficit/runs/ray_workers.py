@@ -5,8 +5,8 @@ if its worker fails.
 """
 
 import time
-from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -45,7 +45,9 @@ class RayWorkers:
             self.end(actor)
         self.cluster.close(keep_logs=kind is not None)  # which may say why
 
-    def spread(self, job: Job, store: Store, score: Score, units: Sequence[Unit]) -> Iterator[Rows]:
+    def spread(
+        self, job: Job, store: Store, score: Score, units: Collection[Unit]
+    ) -> Iterator[Rows]:
         """Compute units by workers, and give their rows as they are done, in any order."""
         if not units:
             return
@@ -77,7 +79,7 @@ class Worker:
     actor: Any
     place: Place | None = None  # None while it loads the job
     unit: Unit | None = None
-    following: int | None = None  # the unit that it reads ahead
+    following: Unit | None = None  # that it reads ahead
     since: float = field(default_factory=time.monotonic)
 
 
@@ -88,12 +90,19 @@ class Dispatch:
     # a machine that may never come back, while others are idle.
 
     def __init__(
-        self, workers: RayWorkers, job: Job, store: Store, shipment: Shipment, units: Sequence[Unit]
+        self,
+        workers: RayWorkers,
+        job: Job,
+        store: Store,
+        shipment: Shipment,
+        units: Collection[Unit],
     ) -> None:
         self.workers, self.job, self.store, self.shipment = workers, job, store, shipment
         self.ray = workers.cluster.ray
         self.total = len(units)
-        self.waiting = {unit.number: unit for unit in units}
+        self.further = iter(units)  # read from the list of images when their turn comes
+        self.again = deque[Unit]()  # whose workers failed; they come last, and so go to others
+        self.next: Unit | None = None
         self.busy: dict[Any, Worker] = {}  # by the reference of their result
         self.resting: list[Worker] = []
         self.tries = Counter[int]()
@@ -134,17 +143,39 @@ class Dispatch:
         worker = Worker(self.workers.actor())
         self.busy[worker.actor.load.remote(self.shipment)] = worker
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is a unit that nobody has."""
+        if self.next is None:
+            self.next = next(self.further, None)
+        if self.next is None and self.again:
+            self.next = self.again.popleft()
+        return self.next is not None
+
+    def next_unit(self) -> Unit | None:
+        """A unit that nobody has; None if there is none."""
+        unit = self.next if self.is_waiting else None
+        self.next = None
+        return unit
+
     def hand_out(self, worker: Worker) -> None:
-        """Give a worker the unit that it read ahead, else one that nobody reads."""
-        read = {other.following for other in self.busy.values()}
-        number = worker.following
-        if number not in self.waiting:
-            number = next((n for n in self.waiting if n not in read), next(iter(self.waiting)))
-        worker.unit = self.waiting.pop(number)
-        worker.following = next((n for n in self.waiting if n not in read), None)
-        following = None if worker.following is None else self.waiting[worker.following]
+        """Give a worker the unit that it read ahead, else another one, else let it rest."""
+        worker.unit = worker.following or self.next_unit() or self.taken()
+        worker.following = None
+        if worker.unit is None:
+            self.resting.append(worker)
+            return
+        worker.following = self.next_unit()
         worker.since = time.monotonic()
-        self.busy[worker.actor.compute.remote(worker.unit, following)] = worker
+        self.busy[worker.actor.compute.remote(worker.unit, worker.following)] = worker
+
+    def taken(self) -> Unit | None:
+        """A unit that a busy worker has read ahead: at the end, it would wait for that one."""
+        for other in self.busy.values():
+            if other.following is not None:
+                unit, other.following = other.following, None
+                return unit
+        return None
 
     def finished(self) -> Iterator[tuple[Worker, Rows | Place | Problem]]:
         """Workers that are done with something, that have died or that take too long."""
@@ -175,16 +206,15 @@ class Dispatch:
             worker.place = found
             self.has_started = True
             self.failed_starts = 0
-        if self.waiting:
-            self.hand_out(worker)
-        else:
-            self.resting.append(worker)
+        self.hand_out(worker)
 
     def replace(self, worker: Worker, reason: str) -> None:
         """End a worker that failed, and give its unit to another unless it failed too often."""
         self.workers.end(worker.actor)
         place = worker.place or Place()
         reason = f"{reason} ({place.text})"
+        if worker.following is not None:
+            self.again.append(worker.following)
         if worker.unit is None:
             self.failed_starts += 1
             _warn(f"a worker cannot start: {reason}")
@@ -192,17 +222,17 @@ class Dispatch:
             unit, called = worker.unit, _called(worker.unit)
             self.tries[unit.number] += 1
             if self.tries[unit.number] < TRIES:
-                self.waiting[unit.number] = unit
+                self.again.append(unit)
                 _warn(f"a worker failed in {called}, try {self.tries[unit.number]}: {reason}")
             else:
                 self.failed[called] = reason
                 self.store.write_failure(unit.number, unit.names, reason)
                 _warn(f"{called} failed: {reason}")
-        if self.waiting and self.resting:
+        if self.is_waiting and self.resting:
             self.hand_out(self.resting.pop())
-        elif self.waiting and self.failed_starts < TRIES:
+        elif self.is_waiting and self.failed_starts < TRIES:
             self.start()
-        elif self.waiting and not self.busy:
+        elif self.is_waiting and not self.busy:
             raise UserError(f"no worker can start; the last error: {reason}")
 
     def check_size(self, rows: Rows) -> None:
@@ -221,9 +251,10 @@ class Dispatch:
         )
 
 
-def _sample(units: Sequence[Unit]) -> SourceImage | None:
+def _sample(units: Collection[Unit]) -> SourceImage | None:
     """An image that can be read here; None if the images are in memory."""
-    if isinstance(units[0].entries[0].image, ImageTensor):
+    first = next(iter(units))
+    if isinstance(first.entries[0].image, ImageTensor):
         return None
     images = (entry.image for unit in units for entry in unit.entries)
     return next((image for image in images if image.is_there()), None)

@@ -1,8 +1,11 @@
 """Units are computed one after the other in this process, or elsewhere; a bar shows how far."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
 
 from sufficit.data.loader import Unit
+from sufficit.data.manifest import Units
 from sufficit.progress import Progress, bar, counted
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
@@ -10,8 +13,25 @@ from sufficit.runs.unit_rows import Rows
 
 Score = Callable[[Unit, Unit | None], Rows]
 """Computes the rows of a unit; the second one is the unit that comes next."""
-Spread = Callable[[Job, Store, Score, Sequence[Unit]], Iterable[Rows]]
+Spread = Callable[[Job, Store, Score, Collection[Unit]], Iterable[Rows]]
 """Computes units anywhere, in any order."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Units by number, each read from the list of images when its turn comes."""
+
+    units: Units
+    numbers: Sequence[int]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __iter__(self) -> Iterator[Unit]:
+        return (self.units[number] for number in self.numbers)
+
+    def __contains__(self, unit: object) -> bool:
+        return isinstance(unit, Unit) and unit.number in self.numbers
 
 
 def score_missing(
@@ -26,7 +46,7 @@ def score_missing(
 ) -> None:
     """Score every unit that has no file yet."""
     done = store.done() & {*units}
-    missing = [job.units[number] for number in units if number not in done]
+    missing = Missing(job.units, [number for number in units if number not in done])
     if not missing:
         return
     width = len(job.sources)
@@ -64,7 +84,10 @@ class UnitProgress:
             self.tick(min(value, self.total), self.total)
 
 
-def in_this_process(job: Job, store: Store, score: Score, units: Sequence[Unit]) -> Iterator[Rows]:
+def in_this_process(
+    job: Job, store: Store, score: Score, units: Collection[Unit]
+) -> Iterator[Rows]:
     """Compute units one after the other; the next one is read meanwhile."""
-    for unit, following in zip(units, [*units, None][1:], strict=True):
+    for unit, following in pairwise(chain(units, [None])):
+        assert unit is not None  # None is the last
         yield score(unit, following)
