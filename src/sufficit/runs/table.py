@@ -194,11 +194,11 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
     """Write the rows of every source, and add up all that the units hold."""
     totals = Totals()
     headings = headings_of(job)
-    exact = job.scoring.calls is None
+    keeps = job.first_probe is not None and job.first_probe.keeps_answers
     # The passes of probes that look at some of the images are no part of an image's row.
     sampled = {CALLS + probe.key for probe in job.probes if probe.images is not None}
     with ExitStack() as closing:
-        for group in groups(store, units, answers=exact):
+        for group in groups(store, units, answers=keeps):
             for rows in group.rows:
                 _add_notes(totals, rows, store, closing)
             if not group.names:
