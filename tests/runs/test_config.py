@@ -43,7 +43,7 @@ OTHER = {  # of each option, another value than the default
     "fills": ("blur", "mean"),
     "held_out_fill": "noise",
     "twin": "t",
-    "leak": False,
+    "checks": "controls",
     "donors": 7,
     "alpha_curve": False,
     "ceiling": True,

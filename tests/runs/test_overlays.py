@@ -23,7 +23,7 @@ from sufficit.runs.job import Job, make_job
 
 
 def job_for(photos: Path, unit: int = 4, **more: Any) -> Job:
-    options = {"controls": False, "leak": False, "alpha_curve": False, **more}
+    options = {"checks": "none", "alpha_curve": False, **more}
     return make_job(config_for(photos, **options), unit=unit)
 
 
@@ -189,7 +189,7 @@ def test_a_row_names_the_likeliest_classes_and_the_one_explained() -> None:
 
 
 def test_the_model_may_be_anything_that_classifies(photos: Path, tmp_path: Path) -> None:
-    config = config_for(photos, methods=["center"], controls=False, leak=False)
+    config = config_for(photos, methods=["center"], checks="none")
     nameless = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(360, 3)))
     job = make_job(config, classifier=nameless, unit=24)
     assert explain_run(job, tmp_path / "out", progress=False)["n"] == 11

@@ -157,7 +157,7 @@ def write_results(
         rank_shares={name: list(own.best) for name, own in shares.items() if own.shares},
         conditions=ranked,
         rank_correlations=correlations(ranked),
-        within=_within_outcome(job, totals.n, summaries),
+        within=_within_outcome(job, units, summaries),
         search=None if search is None else _search_record(search),
     )
     known = record.as_json(job)
@@ -527,12 +527,13 @@ def _class_names(job: Job) -> list[str] | None:
 
 
 def _within_outcome(
-    job: Job, n: int, summaries: Mapping[str, Mapping[str, Estimate]]
+    job: Job, seen: range, summaries: Mapping[str, Mapping[str, Estimate]]
 ) -> dict[str, Any] | None:
     """What run.json says of a run with `within`: None without."""
     within, sizes, units = job.config.within, job.looks, job.units
     if within is None:
         return None
+    n = units.images_in(seen)  # those that were skipped count: the order is by image
     half = half_width([summaries[name]["msi"] for name in job.ranked])
     total = len(job.entries)
     reached = half <= within
