@@ -45,7 +45,8 @@ def test_an_interrupted_run_resumes_and_ends_with_the_same_files(
 ) -> None:
     config = config_for(photos, alpha_min=alpha_min)
     run_small(config, tmp_path / "whole")
-    interrupted(lambda: run_small(config, tmp_path / "out"), kind, after)
+    searching = alpha_min == "search"
+    interrupted(lambda: run_small(config, tmp_path / "out"), after, kind, searching=searching)
     assert not (tmp_path / "out" / "run.json").exists()
     begun = tmp_path / "out" / (PLACE if alpha_min == "search" else "")
     assert len(Store(begun).done(kind)) == after
