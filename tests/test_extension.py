@@ -268,10 +268,15 @@ def test_an_error_of_a_probe_names_it_and_the_image(classifier: Classifier, phot
         extended(classifier, photos, None, probes=[Broken(classifier)])
 
 
+def lots(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
+    """A method that draws random numbers."""
+    return torch.rand(len(images), *images.shape[2:])
+
+
 @pytest.mark.slow
 @pytest.mark.processes
 def test_rays_workers_find_the_same(classifier: Classifier, photos: Path, tmp_path: Path) -> None:
-    pytest.importorskip("sufficit.runs.ray_workers")
-    extended(classifier, photos, tmp_path / "one")
-    extended(classifier, photos, tmp_path / "many", workers=Workers(count=2))
-    assert_same_rows(tmp_path / "one", tmp_path / "many", METHODS)
+    methods = {"gradcam": "gradcam", "edges": Edges(), "lots": lots}
+    extended(classifier, photos, tmp_path / "one", methods=methods)
+    extended(classifier, photos, tmp_path / "many", methods=methods, workers=Workers(count=2))
+    assert_same_rows(tmp_path / "one", tmp_path / "many", (*METHODS, "lots"))

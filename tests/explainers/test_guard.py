@@ -385,6 +385,18 @@ def test_a_checksum_sees_every_bit_and_its_place() -> None:
     assert int(_checksum(values.to(memory_format=torch.channels_last))) == int(known)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_two_changes_do_not_cancel(dtype: torch.dtype) -> None:
+    values = random_images(1).to(dtype).flatten()
+    seen = {int(_checksum(values))}
+    for one in range(12):
+        for other in range(one):
+            changed = values.clone()
+            changed[[one, other]] *= -1
+            seen.add(int(_checksum(changed)))
+    assert len(seen) == 1 + 66
+
+
 @pytest.mark.parametrize(
     "dtype", [torch.bool, torch.uint8, torch.float16, torch.bfloat16, torch.float64, torch.cfloat]
 )

@@ -25,7 +25,8 @@ def test_runs_count_fragments(sufficit, tmp_path: Path) -> None:
         "gradcam,sufficit:digits",
         "--out",
         out,
-        "--no-leak",
+        "--checks",
+        "controls",
     )
     assert run.code == 0, run.err
     assert "parts" in run.words
@@ -47,5 +48,5 @@ def test_runs_count_fragments(sufficit, tmp_path: Path) -> None:
         "evaluate", *model, *COLUMNS, "--heatmaps", tmp_path / "maps.npz", "--out", tmp_path / "own"
     )
     assert scored.code == 0, scored.err
-    again = pandas.read_parquet(tmp_path / "own" / "scores.parquet")
+    again = pandas.read_parquet(tmp_path / "own" / "heatmaps" / "scores.parquet")
     assert again["fragments"].tolist() == frames[own]["fragments"].tolist()

@@ -1,78 +1,80 @@
 """What a run says of the ceiling: boxes searched for each image, under a held-out fill."""
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from small_runs import config_for, interrupted, run_small, write_photos
-from sufficit import Lax, UserError, evaluate, explain
+from small_runs import assert_same_rows, config_for, interrupted, run_small, write_photos
+from sufficit import UserError, evaluate, explain
 from sufficit.data.images import read_image
-from sufficit.explainers.region_search import region_search
-from sufficit.runs import rankings
+from sufficit.explainers.region_search import FILLS, region_search
+from sufficit.probes.ceiling import CeilingProbe
+from sufficit.runs import probes_of
 from sufficit.runs.job import make_job
 
 
 @pytest.fixture
 def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(rankings, "CALLS", 120)
+    monkeypatch.setattr(probes_of, "CeilingProbe", partial(CeilingProbe, search=120))
     return write_photos(tmp_path, 7)
 
 
-@pytest.mark.parametrize("held_out", ["auto", "noise"])
+@pytest.mark.parametrize("fills", ["black", "blur,mean"])
 def test_the_ceiling_is_the_msi_of_searched_boxes_under_a_fill_they_never_saw(
-    photos: Path, tmp_path: Path, held_out: str
+    photos: Path, tmp_path: Path, fills: str
 ) -> None:
-    config = config_for(photos, ceiling=True, held_out_fill=held_out, leak=False)
-    found = run_small(config, tmp_path / "out").record["ceiling"]
-    fill = "blur" if held_out == "auto" else held_out
-    assert found["fill"] == fill
-    assert fill not in found["fills"]
+    config = config_for(photos, fills=fills, checks="controls,ceiling")
+    results = run_small(config, tmp_path / "out")
+    fill = "blur" if fills == "black" else "noise"
     classifier = make_job(config).classifier
-    images = torch.stack([read_image(photos / name, classifier.view) for name in found["images"]])
+    images = torch.stack([read_image(photos / name, classifier.view) for name in results.names])
     classes = ["ant", "bee", "cat"]
-    targets = torch.tensor([classes.index(name.split("/")[0]) for name in found["images"]])
+    targets = torch.tensor([classes.index(name.split("/")[0]) for name in results.names])
     options: Any = {"value_step": 0.25, "columns": ("msi",), "progress": False, "fill": fill}
-    boxes = region_search(classifier, images, targets, calls=120, fills=found["fills"])
-    wanted = evaluate(classifier, images, boxes, targets, **options).mean()["msi"]
-    assert found["searched"]["mean"] == pytest.approx(wanted, abs=1e-6)
-    assert found["searched"]["low"] <= wanted <= found["searched"]["high"]
+    seen = [one for one in FILLS if one != fill]
+    assert len(seen) >= 2
+    boxes = region_search(classifier, images, targets, calls=120, fills=seen)
+    wanted = evaluate(classifier, images, boxes, targets, **options).msi
     maps = explain(classifier, images, targets, "gradcam", progress=False)
-    own = evaluate(classifier, images, maps, targets, **options).mean()["msi"]
-    assert found["msi"]["gradcam"] == pytest.approx(own, abs=1e-6)
-    share = own / wanted if wanted > 0 else None
-    assert found["share"]["gradcam"] == pytest.approx(share, abs=1e-5)
-    assert found["n"] == 7
-    assert set(found["msi"]) == {"gradcam", "layercam", "random", "center"}
-    assert found["model_calls"] > 7 * 120
+    own = evaluate(classifier, images, maps, targets, **options).msi
+    for method in ("gradcam", "layercam", "random", "center"):
+        found = results.rows[method]["ceiling"].to_numpy()
+        assert found == pytest.approx(wanted.numpy(), abs=1e-6), "the same for every source"
+        estimate = results.summaries[method]["ceiling"]
+        assert estimate.low <= wanted.mean() <= estimate.high
+    found = results.rows["gradcam"]["msi_ceiling"].to_numpy()
+    assert found == pytest.approx(own.numpy(), abs=1e-6)
+
+
+def test_a_sample_is_searched_where_there_are_many_images(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probes_of, "CEILING_IMAGES", 3)
+    results = run_small(config_for(photos, checks="ceiling"), tmp_path / "out", unit=2)
+    found = results.rows["gradcam"]["ceiling"].to_numpy()
+    assert np.flatnonzero(~np.isnan(found)).tolist() == [0, 2, 4]
+    estimate = results.summaries["gradcam"]["ceiling"]
+    assert (estimate.n, estimate.n_nan) == (3, 0), "nothing is missing"
+    assert "msi_ceiling" in results.report(tmp_path / "report.html").read_text()
 
 
 def test_an_interrupted_run_has_the_same_ceiling(photos: Path, tmp_path: Path) -> None:
-    config = config_for(photos, ceiling=True, leak=False)
-    whole = run_small(config, tmp_path / "whole", unit=3).record["ceiling"]
+    config = config_for(photos, checks="ceiling")
+    run_small(config, tmp_path / "whole", unit=3)
     interrupted(lambda: run_small(config, tmp_path / "part", unit=3))
-    assert run_small(config, tmp_path / "part", unit=3).record["ceiling"] == whole
+    run_small(config, tmp_path / "part", unit=3)
+    assert_same_rows(tmp_path / "whole", tmp_path / "part", ("gradcam", "layercam"))
 
 
-def test_without_the_option_nothing_is_searched(photos: Path, tmp_path: Path) -> None:
-    assert "ceiling" not in run_small(config_for(photos, leak=False), tmp_path / "out").record
+def test_without_the_check_nothing_is_searched(photos: Path, tmp_path: Path) -> None:
+    assert "ceiling" not in run_small(config_for(photos), tmp_path / "out").table()
 
 
 @pytest.mark.parametrize("more", [{"alpha_min": "search"}, {"columns": ["insertion_pixel"]}])
 def test_a_ceiling_needs_msi_at_one_alpha_min(photos: Path, more: dict[str, Any]) -> None:
     with pytest.raises(UserError, match="ceiling needs MSI at one alpha_min"):
-        make_job(config_for(photos, ceiling=True, leak=False, **more))
-
-
-def test_a_run_with_refine_is_told_apart_by_the_adapters_weights(
-    photos: Path, tmp_path: Path
-) -> None:
-    folder = tmp_path / "lax"
-    keys = []
-    for seed in (0, 0, 1):
-        torch.manual_seed(seed)
-        Lax(4).save_pretrained(folder)
-        job = make_job(config_for(photos, methods=[f"refine:{folder}:steps=1"], leak=False))
-        keys.append(job.key()["methods"])
-    assert keys[0] == keys[1] != keys[2]
+        make_job(config_for(photos, checks="ceiling", **more))

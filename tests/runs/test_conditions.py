@@ -6,17 +6,16 @@ from typing import Any
 
 import pytest
 import torch
-from sufficit.metrics.conditions import FEW, Condition, make_conditions
-from sufficit.metrics.plan import make_plan
 
 from own_model import MODEL
 from reference import heatmaps_like, small_net
 from small_models import Spy
 from small_runs import STEPS, assert_same_rows, config_for, interrupted, rows, run_small
 from sufficit import Classifier, UserError, evaluate, explain
+from sufficit.data.images import read_image
 from sufficit.metrics import COLUMNS, Metric
-from sufficit.metrics.columns import heading
 from sufficit.perturbation.bands import show
+from sufficit.probes.standard import FEW, asked_models
 from sufficit.runs.job import make_job
 from sufficit.runs.results import RunResults
 
@@ -84,13 +83,13 @@ def test_targets_of_a_twin_are_the_models_predictions_and_whole_images_are_asked
         Classifier(spies[0]), images, maps, fills=FILLS, twin=Classifier(spies[1]), **STEPS
     )
     assert scores.targets.tolist() == Classifier(small_net(seed=2))(images).argmax(1).tolist()
-    for key in ("blur", "twin", "twin_blur"):
-        assert torch.equal(scores.others[key].targets, scores.targets)
     assert sum(sum(spy.sizes) for spy in spies) == scores.calls.sum()
-    twin = scores.others["twin"].calls.sum()
-    assert sum(spies[1].sizes) == twin + sum(
-        scores.others[f"twin_{key}"].calls.sum() for key in ("blur", "mean_fill")
-    )
+    each = [sum(spy.sizes) - len(images) for spy in spies]
+    for spy in spies:
+        spy.sizes.clear()
+    # The same masks of both models: whole images are asked once each, however many fills there are.
+    alone = evaluate(Classifier(spies[1]), images, maps, scores.targets, fills=FILLS, **STEPS)
+    assert each == [alone.calls.sum() - len(images)] * 2
 
 
 @pytest.mark.parametrize(
@@ -114,19 +113,25 @@ def test_contradictions_are_refused_before_the_model_is_asked(options: Any, mess
     assert spy.sizes == []
 
 
-def test_files_and_tensors_name_their_columns() -> None:
-    plan = make_plan(columns=["msi"])
-    made = make_conditions(
-        plan, ["black", torch.zeros(3), torch.ones(3)], names=["black", "a/My Sky.png", "b.png"]
-    )
-    assert [one.key for one in made] == ["", "my_sky", "b"]
-    assert [one.key for one in make_conditions(plan, ["black", torch.zeros(3)])] == ["", "fill2"]
+def test_fills_name_their_columns() -> None:
+    model, _ = models()
+    found = asked_models(model, ["black", torch.zeros(3), torch.ones(3)])
+    assert [one.key for one in found] == ["", "fill2", "fill3"]
+    named = asked_models(model, ["mean", "mean", "blur"], names=["mean", "a/My Sky.png", "blur"])
+    assert [one.key for one in named] == ["", "my_sky", "blur"]
+    with_twin = asked_models(model, ["black", "mean"], twin=model)
+    assert [one.key for one in with_twin] == ["", "mean_fill", "twin", "twin_mean_fill"]
+    assert [one.words for one in with_twin] == ["", "fill mean", "twin", "twin, fill mean"]
     with pytest.raises(UserError, match="two fills would be called 'sky'"):
-        make_conditions(plan, ["black"] * 3, names=["black", "a/sky.png", "b/sky.jpg"])
-    with pytest.raises(UserError, match="two columns would be called 'msi_own_best'|'msi_worst'"):
-        make_conditions(plan, ["black"] * 2, names=["black", "worst.png"])
-    assert heading("msi_twin_mean_fill").long == "MSI (twin, fill mean)"
-    assert Condition("blur", "blur").column("msi") == "msi_blur"
+        asked_models(model, ["black"] * 3, names=["black", "a/sky.png", "b/sky.jpg"])
+
+
+def test_headings_say_the_condition() -> None:
+    (model, twin), given = models(), case()
+    scores = evaluate(model, *given, fills=FILLS, twin=twin, columns=["msi"], **STEPS)
+    assert scores.headings["msi_twin_mean_fill"].long == "MSI (twin, fill mean)"
+    assert scores.headings["msi_blur"].long == "MSI (fill blur)"
+    assert scores.headings["msi_twin_blur"].meaning.endswith("Scored with the twin, fill blur.")
 
 
 # Runs
@@ -135,7 +140,7 @@ def test_files_and_tensors_name_their_columns() -> None:
 def run_twin(photos: Path, out: Path | None, **more: Any) -> RunResults:
     (photos.parent / "other.py").write_text(OTHER)
     twin = f"python:{photos.parent / 'other.py'}:make"
-    options = {"fills": ["black", "blur"], "twin": twin, "leak": False, "alpha_curve": False}
+    options = {"fills": ["black", "blur"], "twin": twin, "checks": "controls"}
     return run_small(config_for(photos, **options | more), out)
 
 
@@ -143,9 +148,8 @@ def test_a_run_under_conditions_has_the_numbers_of_evaluate(photos: Path, tmp_pa
     results = run_twin(photos, tmp_path / "out")
     model, twin = make_models(photos)
     names = results.names
-    from test_engine import inputs_of
-
-    images, labels = inputs_of(photos, names)
+    images = torch.stack([read_image(photos / name, None) for name in names])
+    labels = torch.tensor([("ant", "bee", "cat").index(name[:3]) for name in names])
     for method in ("gradcam", "layercam"):
         maps = explain(model, images, labels, method)  # always of the model
         wanted = evaluate(model, images, maps, labels, fills=("black", "blur"), twin=twin, **STEPS)
@@ -162,12 +166,13 @@ def test_a_run_under_conditions_has_the_numbers_of_evaluate(photos: Path, tmp_pa
         (twin(images).argmax(1) == labels).double().mean().item()
     )
     assert found[""].standing == results.standing
-    assert sum(one.model_calls for one in found.values()) == results.record["model_calls"]
+    assert sum(one.model_calls for one in found.values()) == results.record.model_calls
     with (tmp_path / "out" / "pairs.csv").open() as file:
         columns = {row["column"] for row in csv.DictReader(file)}
     assert columns == {"msi", "msi_blur", "msi_twin", "msi_twin_blur"}
-    assert len(results.record["rank_correlations"]) == 6
-    assert results.record["twin"]["clean_accuracy"] == found["twin"].clean_accuracy
+    assert len(results.record.rank_correlations) == 6
+    assert results.record.twin is not None
+    assert results.record.twin["clean_accuracy"] == found["twin"].clean_accuracy
     assert RunResults.read(tmp_path / "out").conditions == results.conditions
 
 
@@ -192,28 +197,33 @@ def test_a_run_with_a_twin_is_resumed_and_refuses_another_twin(
 def test_compare_holds_out_a_fill_by_default_and_asks_few_masks(
     photos: Path, tmp_path: Path
 ) -> None:
-    fine = {"value_step": 0.02, "leak": False, "alpha_curve": False}
+    fine = {"value_step": 0.02, "checks": "controls,fill"}
     results = run_small(config_for(photos, **fine), tmp_path / "out")
     first, second = results.conditions
-    assert (second.key, second.fill, second.masks) == ("held_out", "blur", FEW)
+    assert (second.key, second.fill, second.masks) == ("held_out", "blur", FEW - 1)
     assert second.model_calls < 0.1 * first.model_calls
     assert {"msi_held_out", "fill_drop"} <= {*results.summaries["gradcam"]}
-    blurred = run_small(config_for(photos, fill="blur", **fine), None)
-    assert blurred.conditions[1].fill == "black"
-    for none in ("none", None):
-        left = run_small(config_for(photos, held_out_fill=none, **fine), None)
-        assert len(left.conditions) == 1
-        assert left.config.held_out_fill == "none"
-    assert make_job(config_for(photos, columns=["base_score"])).conditions == (Condition(),)
+    drop = results.rows["gradcam"]
+    assert (drop["fill_drop"] == drop["msi"] - drop["msi_held_out"]).all()
+    blurred = run_small(config_for(photos, fills="blur,mean", **fine), None)
+    assert [one.fill for one in blurred.conditions] == ["blur", "mean", "noise"]
+    left = run_small(config_for(photos, **fine | {"checks": "controls"}), None)
+    assert len(left.conditions) == 1
+    without = make_job(config_for(photos, columns=["base_score"]))
+    assert [probe.conditions for probe in without.probes if probe.conditions] == []
 
 
 def test_the_held_out_sample_is_unbiased(photos: Path) -> None:
     """Over many draws, the mean of sampled held-out MSI is that of all masks."""
-    fine = {"value_step": 0.02, "leak": False, "alpha_curve": False, "controls": False}
-    options = {"methods": ["gradcam"], "score": "confidence", **fine}
-    exact = run_small(config_for(photos, held_out_fill="blur", **options), None)
-    wanted = exact.summaries["gradcam"]["msi_held_out"].mean
-    drawn = [run_small(config_for(photos, seed=seed, **options), None) for seed in range(8)]
+    fine = {"value_step": 0.02, "methods": ["gradcam"], "score": "confidence"}
+    exact = run_small(
+        config_for(photos, fills="blur", columns=["msi"], checks="none", **fine), None
+    )
+    wanted = exact.summaries["gradcam"]["msi"].mean
+    drawn = [
+        run_small(config_for(photos, seed=seed, columns=["msi"], checks="fill", **fine), None)
+        for seed in range(8)
+    ]
     found = torch.tensor([one.summaries["gradcam"]["msi_held_out"].mean for one in drawn])
     assert found.std() > 1e-4
     assert abs(found.mean() - wanted) < 4.5 * found.std() / 8**0.5

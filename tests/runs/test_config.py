@@ -14,6 +14,8 @@ from sufficit import UserError
 from sufficit.cli.compare import OPTIONS
 from sufficit.explainers import CAMS
 from sufficit.runs.config import (
+    CHECKS,
+    DEFAULT_CHECKS,
     METHODS,
     RunConfig,
     Workers,
@@ -30,23 +32,17 @@ OTHER = {  # of each option, another value than the default
     "data": "d",
     "images": 7,
     "quick": True,
-    "sanity": True,
     "methods": ("gradcam", "own=python:a.py:f"),
-    "controls": False,
     "layer": "features.3",
     "normalize": "percentile",
     "truth": "boxes.csv",
     "targets": "label",
     "alpha_min": 0.4,
     "score": "confidence",
-    "fill": "blur",
     "fills": ("blur", "mean"),
-    "held_out_fill": "noise",
     "twin": "t",
-    "leak": False,
+    "checks": ("controls", "fill"),
     "donors": 7,
-    "alpha_curve": False,
-    "ceiling": True,
     "columns": ("msi", "base_score"),
     "calls": 30,
     "within": 0.02,
@@ -60,7 +56,6 @@ OTHER = {  # of each option, another value than the default
     "image_column": "picture",
     "label_column": "kind",
     "on_error": "stop",
-    "verify": True,
     "device": "cpu",
     "precision": "bf16",
     "compile": "on",
@@ -98,32 +93,65 @@ def config_of_flags(sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     return parse
 
 
-def test_every_option_has_a_flag_of_compare_and_is_tried_here() -> None:
+def test_every_option_is_tried_here_and_most_have_a_flag() -> None:
     names = {field.name for field in fields(RunConfig)}
-    assert names == set(OPTIONS) == set(OTHER)
+    assert names == set(OTHER)
+    assert set(OPTIONS) < names
+    assert {"alpha_min", "fills", "checks", "calls", "within", "truth", "twin"} <= set(OPTIONS)
+    assert all(value != getattr(RunConfig, name, None) for name, value in OTHER.items())
 
 
 def test_flags_toml_and_python_make_the_same_config(config_of_flags, tmp_path: Path) -> None:
     of_python = config_from(OTHER)
     assert asdict(of_python) == OTHER
-    words = [word for name, value in OTHER.items() for word in flags_of(name, value)]
-    assert config_of_flags(*words) == of_python
     write_toml(tmp_path / "RUN.toml", of_python)
     assert config_from(read_toml(tmp_path / "RUN.toml")) == of_python
     assert config_of_flags("--config", str(tmp_path / "RUN.toml")) == of_python
+    flagged = {name: value for name, value in OTHER.items() if name in OPTIONS}
+    words = [word for name, value in flagged.items() for word in flags_of(name, value)]
+    assert config_of_flags(*words) == config_from(flagged)
 
 
 def test_flags_override_a_run_file(config_of_flags, tmp_path: Path) -> None:
     write_toml(tmp_path / "RUN.toml", config_from(OTHER))
-    given = ("--alpha-min", "search", "--leak", "-m", "center", "--columns", "msi")
+    given = ("--alpha-min", "search", "--checks", "all", "-m", "center", "--columns", "msi")
     found = config_of_flags("--config", str(tmp_path / "RUN.toml"), *given)
-    changed = {"alpha_min": "search", "leak": True, "methods": ("center",), "columns": ("msi",)}
-    assert asdict(found) == OTHER | changed
+    changed = {"alpha_min": "search", "checks": ("all",), "methods": ("center",)}
+    assert asdict(found) == OTHER | changed | {"columns": ("msi",)}
 
 
-def test_the_defaults_are_the_cams_and_both_controls() -> None:
+def test_the_default_methods_are_the_cams() -> None:
     assert METHODS == CAMS
-    assert RunConfig(model="m", data="d").controls
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ("default", {"controls", "fill", "leak", "alpha-curve"}),
+        ("all", {"controls", "fill", "leak", "alpha-curve", "head", "ceiling"}),
+        ("none", set()),
+        ("head,leak", {"head", "leak"}),
+        ("default,ceiling", {"controls", "fill", "leak", "alpha-curve", "ceiling"}),
+    ],
+)
+def test_checks_are_words_and_groups_of_them(words: str, wanted: set[str]) -> None:
+    found = config_from({"model": "m", "data": "d", "checks": words})
+    assert found.wanted_checks >= wanted
+    assert found.wanted_checks <= {*CHECKS}
+    if words not in ("all", "default"):
+        assert found.wanted_checks - set(DEFAULT_CHECKS) == wanted - set(DEFAULT_CHECKS)
+
+
+def test_a_text_is_a_list_with_commas(tmp_path: Path) -> None:
+    (tmp_path / "RUN.toml").write_text('checks = "leak,head"\nmethods = "gradcam"')
+    assert read_toml(tmp_path / "RUN.toml") == {"checks": ("leak", "head"), "methods": ("gradcam",)}
+
+
+def test_an_unknown_check_is_refused() -> None:
+    with pytest.raises(UserError, match="Unknown check 'leaks'. Did you mean 'leak'"):
+        config_from({"model": "m", "data": "d", "checks": "leaks"})
+    with pytest.raises(UserError, match="fills must name at least one fill"):
+        config_from({"model": "m", "data": "d", "fills": []})
 
 
 def test_what_a_run_needs_is_asked_for() -> None:
@@ -143,10 +171,10 @@ def test_what_a_run_needs_is_asked_for() -> None:
         ("seed = 9223372036854775808", "seed must be 9223372036854775807 or less"),
         ("donors = 0", "donors must be 1 or more, got 0"),
         ("donors = 1_000_000_000", "donors must be 1000000 or less"),
-        ('methods = "gradcam"', "methods must be a list of words"),
+        ("methods = 1", "methods must be a list of words"),
         ("methods = [1]", "methods must be a list of words"),
         ('score = "acuracy"', "Unknown score 'acuracy'. Did you mean 'accuracy'?"),
-        ("leak = 1", "leak must be true or false, got 1"),
+        ("save_heatmaps = 1", "save_heatmaps must be true or false, got 1"),
         ("size = 224", "size must be text, got 224"),
         ("seed = ", "is not valid TOML"),
     ],

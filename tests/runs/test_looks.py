@@ -10,7 +10,6 @@ import numpy.typing as npt
 import pandas
 import pytest
 import torch
-from sufficit.runs.rankings import half_width
 
 from reference import intervals
 from small_runs import StopError, assert_same_rows, config_for, interrupted, run_small
@@ -20,7 +19,9 @@ from sufficit.data.images import list_images
 from sufficit.runs import engine
 from sufficit.runs.job import look_sizes
 from sufficit.runs.results import RunResults
-from sufficit.runs.store import SCORES, Store
+from sufficit.runs.store import UNIT, Store
+from sufficit.runs.table import half_width
+from sufficit.runs.unit_rows import Rows
 from sufficit.statistics import Chance, Estimate, estimates_of
 from sufficit.sums import sums_of
 
@@ -154,7 +155,7 @@ def test_a_run_stops_at_the_first_look_that_is_precise(
 ) -> None:
     found = stopping()
     assert found.n == LOOKS[1]
-    said = found.record["within"]
+    said = found.record.within
     assert {key: said[key] for key in ("target", "reached", "images", "of", "looks")} == {
         "target": within, "reached": True, "images": 16, "of": 30, "looks": [*LOOKS],
     }  # fmt: skip
@@ -178,7 +179,7 @@ def test_the_interval_is_that_of_the_look(
         assert (msi.low, msi.high) == pytest.approx((low, high), abs=0.03 * (high - low))
     assert found.standing is not None
     assert found.standing.chance == Chance(3, 30_000, level=0.05 / 3)
-    assert found.record["chance"]["level"] == 0.05 / 3
+    assert found.record.chance.level == 0.05 / 3
 
 
 def test_an_image_has_the_numbers_of_a_whole_run(
@@ -192,9 +193,8 @@ def test_an_image_has_the_numbers_of_a_whole_run(
         pandas.testing.assert_frame_equal(mine, same, atol=1e-6, rtol=0)
     order = np.random.default_rng(3).permutation(N)[: LOOKS[1]]
     assert {*found.names} == {whole.names[k] for k in order}
-    curve = found.record["alpha_curve"]["images"]
-    assert 0 < len(curve) <= 16
-    assert {*curve} <= {whole.names[k] for k in order[:16]}
+    curve = found.record.alpha_curve["images"]
+    assert 0 < curve <= 16, "all of them are among those of the first look"
 
 
 def test_a_run_that_is_never_precise_scores_all_images_and_says_so(
@@ -202,7 +202,7 @@ def test_a_run_that_is_never_precise_scores_all_images_and_says_so(
 ) -> None:
     found = stopping(within=1e-3)
     assert found.n == N
-    said = found.record["within"]
+    said = found.record.within
     assert not said["reached"]
     needed = 30 * (said["half_width"] / 1e-3) ** 2
     assert said["words"].startswith(
@@ -219,13 +219,12 @@ def test_few_images_are_one_look_with_plain_intervals(
 ) -> None:
     monkeypatch.setattr("sufficit.runs.job.FIRST_LOOK", N)
     found = stopping(within=1.0)
-    assert found.record["within"]["looks"] == [N]
-    assert "looks at the results" not in found.record["within"]["words"]
+    assert found.record.within["looks"] == [N]
+    assert "looks at the results" not in found.record.within["words"]
     for method in METHODS:
         mine, plain = (vars(one.summaries[method]["msi"]) for one in (found, whole))
         assert mine == pytest.approx(plain, abs=1e-6)
-    assert "within" in whole.record
-    assert whole.record["within"] is None
+    assert whole.record.within is None
 
 
 @pytest.mark.parametrize("after", [1, 2, 3])  # before, at and after the first look
@@ -236,17 +235,17 @@ def test_a_run_killed_at_a_look_resumes_and_stops_at_the_same(
     interrupted(lambda: stopping("killed"), after=after)
     before, written = Store.write, []
 
-    def write(self: Store, stage: str, unit: int, *given: Any) -> None:
-        written.append((stage, unit))
-        before(self, stage, unit, *given)
+    def write(self: Store, rows: Rows, kind: str = UNIT) -> None:
+        written.append((kind, rows.unit))
+        before(self, rows, kind)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Store, "write", write)
         found = stopping("killed")
-    assert [unit for stage, unit in written if stage == SCORES] == list(range(after, 4))
+    assert [unit for kind, unit in written if kind == UNIT] == list(range(after, 4))
     assert_same_rows(tmp_path / "wanted", tmp_path / "killed", METHODS)
     assert found.summaries == wanted.summaries
-    assert found.record["within"] == wanted.record["within"]
+    assert found.record.within == wanted.record.within
 
 
 def test_a_run_killed_before_its_results_computes_nothing_again(
@@ -259,7 +258,7 @@ def test_a_run_killed_before_its_results_computes_nothing_again(
         patched.setattr(engine, "write_results", fail)
         with pytest.raises(StopError):
             stopping()
-    monkeypatch.setattr(engine.Worker, "score", fail)
+    monkeypatch.setattr(engine, "score_unit", fail)
     assert stopping().n == LOOKS[1]
 
 
@@ -280,26 +279,26 @@ def test_images_that_are_shown_have_their_own_pixels(
     assert len({*names}) == len(names) > 4
     wanted = torch.stack([known[name] for name in names])
     assert torch.allclose(found.shown.images, wanted, atol=1 / 255)
-    assert {*found.record["shown"]} == {*names}
+    assert {*found.record.shown} == {*names}
 
 
 def test_compare_takes_within(photos: Path, whole: RunResults, early: None) -> None:
     classifier = Classifier.load(whole.config.model)
     images = torch.stack([image.read(classifier.view) for image in list_images(photos)])
-    options: dict[str, Any] = {"within": 1.0, "seed": 3, "unit_size": 4, "leak": False}
+    options: dict[str, Any] = {"within": 1.0, "seed": 3, "unit_size": 4, "checks": "controls"}
     options |= {"value_step": 0.25, "percent_step": 0.25, "progress": False}
     targets = torch.tensor(whole.rows["gradcam"]["target"].to_numpy())
     found = compare(classifier, images, ["gradcam"], targets, **options)
     assert found.n == LOOKS[0]
-    assert found.record["within"]["of"] == N
+    assert found.record.within["of"] == N
 
 
 def test_skipped_images_count_as_looked_at(tmp_path: Path, early: None) -> None:
     photos = photos_in(tmp_path, n=N)
     first = list_images(photos)[int(np.random.default_rng(3).permutation(N)[0])]
     (photos / first.name).write_text("no image")
-    found = run_small(config_for(photos, seed=3, within=1.0, leak=False), tmp_path / "out")
-    assert (found.n, found.record["within"]["images"]) == (LOOKS[0] - 1, LOOKS[0])
+    found = run_small(config_for(photos, seed=3, within=1.0, checks="controls"), tmp_path / "out")
+    assert (found.n, found.record.within["images"]) == (LOOKS[0] - 1, LOOKS[0])
     assert list(found.skipped) == [first.name]
 
 
@@ -325,7 +324,10 @@ def test_the_commands_and_the_report_say_how_many_images_it_took(
     common += ["--unit-size", 4, "--seed", 3, "--device", "cpu", "--value-step", 0.25]
     common += ["--percent-step", 0.25, "--within", 0.9]
     out = tmp_path / "compare"
-    told = sufficit("compare", *common, "--methods", "gradcam", "--save-heatmaps", "--out", out)
+    toml = tmp_path / "RUN.toml"
+    toml.write_text("save_heatmaps = true")
+    methods = ["--methods", "gradcam", "--config", toml]
+    told = sufficit("compare", *common, *methods, "--out", out)
     words = json.loads((out / "run.json").read_text())["within"]["words"]
     assert "from 8 of 30 images, in random order." in words
     assert words in told.words

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sufficit.runs.overlays import class_number, explain_run, images_in, row_title
 from torch import Tensor
 
 from small_models import Traces
@@ -18,12 +17,13 @@ from sufficit import Classifier, UserError, explain
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, open_images, read_image
 from sufficit.plots import blend
-from sufficit.runs import explanations
 from sufficit.runs.job import Job, make_job
+from sufficit.runs.overlays import class_number, explain_run, images_in, row_title
+from sufficit.sources import kinds
 
 
 def job_for(photos: Path, unit: int = 4, **more: Any) -> Job:
-    options = {"controls": False, "leak": False, "alpha_curve": False, **more}
+    options = {"checks": "none", **more}
     return make_job(config_for(photos, **options), unit=unit)
 
 
@@ -66,16 +66,16 @@ def test_an_interrupted_run_draws_only_what_is_missing(
 ) -> None:
     explain_run(job_for(photos), tmp_path / "whole", progress=False)
     out = tmp_path / "out"
-    interrupted(lambda: explain_run(job_for(photos), out, progress=False), "heatmaps", 2)
+    interrupted(lambda: explain_run(job_for(photos), out, progress=False), 2)
     assert not (out / "run.json").exists()
     drawn: list[int] = []
-    usual = explanations.draw_all
+    usual = kinds.draw_all
 
     def counted(classifier: Classifier, images: torch.Tensor, *rest: Any, **more: Any) -> Any:
         drawn.append(len(images))
         return usual(classifier, images, *rest, **more)
 
-    monkeypatch.setattr(explanations, "draw_all", counted)
+    monkeypatch.setattr(kinds, "draw_all", counted)
     explain_run(job_for(photos), out, progress=False)
     assert drawn == [3], "the last unit"
     for method in ("gradcam", "layercam"):
@@ -86,9 +86,23 @@ def test_an_interrupted_run_draws_only_what_is_missing(
             assert one.files == two.files
             assert all(np.array_equal(one[name], two[name]) for name in one.files)
     other = tmp_path / "other"
-    interrupted(lambda: explain_run(job_for(photos), other, progress=False), "heatmaps")
+    interrupted(lambda: explain_run(job_for(photos), other, progress=False))
     with pytest.raises(UserError, match="Cannot resume"):
         explain_run(job_for(photos, methods=["gradcam"]), other, progress=False)
+
+
+def test_a_finished_run_draws_nothing_when_it_is_started_again(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    record = explain_run(job_for(photos), out, progress=False)
+    written = (out / "gradcam.npz").stat().st_mtime_ns
+    monkeypatch.setattr(kinds, "draw_all", None)
+    again = explain_run(job_for(photos), out, progress=False)
+    assert again["targets"] == record["targets"]
+    assert (out / "gradcam.npz").stat().st_mtime_ns == written
+    with pytest.raises(UserError, match="choose another --out, or --overwrite"):
+        explain_run(job_for(photos, methods=["gradcam"]), out, progress=False)
 
 
 def test_overwriting_leaves_no_file_of_the_earlier_run(photos: Path, tmp_path: Path) -> None:
@@ -189,7 +203,7 @@ def test_a_row_names_the_likeliest_classes_and_the_one_explained() -> None:
 
 
 def test_the_model_may_be_anything_that_classifies(photos: Path, tmp_path: Path) -> None:
-    config = config_for(photos, methods=["center"], controls=False, leak=False)
+    config = config_for(photos, methods=["center"], checks="none")
     nameless = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(360, 3)))
     job = make_job(config, classifier=nameless, unit=24)
     assert explain_run(job, tmp_path / "out", progress=False)["n"] == 11

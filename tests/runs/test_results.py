@@ -11,19 +11,20 @@ import numpy as np
 import pandas
 import pytest
 import torch
-from sufficit.runs.maps import noise
 from torch import nn
 
 from report_content import Quarters, quarters
 from small_runs import config_for, run_small
 from sufficit import Classifier, UserError, compare, evaluate, explain_all
-from sufficit.data.images import read_image
+from sufficit.data.heatmap_files import write_heatmaps
+from sufficit.data.images import list_images, read_image
 from sufficit.provenance import plain
 from sufficit.report.answer import answer
 from sufficit.report.html import render
 from sufficit.report.interpretation import cautions, readings
 from sufficit.runs.results import RunResults
-from sufficit.runs.shown import rows_named
+from sufficit.runs.shown import pack, rows_named, unpack
+from sufficit.sources import noise
 from sufficit.sums import few_images
 
 
@@ -41,7 +42,8 @@ def results_equal(one: RunResults, other: RunResults) -> None:
         for name, curve in one.curves[method].items():
             assert torch.equal(curve.values, other.curves[method][name].values)
         for column, values in one.scores[method].columns.items():
-            assert torch.equal(values, other.scores[method].columns[column])
+            there = other.scores[method].columns[column]
+            torch.testing.assert_close(values, there, rtol=0, atol=0, equal_nan=True)
     assert (one.shown is None) == (other.shown is None)
     if one.shown is not None and other.shown is not None:
         assert torch.equal(one.shown.images, other.shown.images)
@@ -53,9 +55,9 @@ def results_equal(one: RunResults, other: RunResults) -> None:
     "options",
     [
         {},
-        {"alpha_min": "search", "controls": False, "score": "confidence"},
-        {"columns": ["insertion_pixel"], "leak": False},
-        {"targets": "prediction", "held_out_fill": "noise"},
+        {"alpha_min": "search", "checks": "fill,leak", "score": "confidence"},
+        {"columns": ["insertion_pixel"], "checks": "controls"},
+        {"targets": "prediction", "fills": "black,noise", "checks": "all"},
     ],
     ids=["usual", "search", "without msi", "prediction"],
 )
@@ -106,7 +108,7 @@ def test_report_and_figures_need_neither_the_model_nor_the_images(
 
 def test_heatmaps_are_those_that_were_scored_to_the_bit(photos: Path, tmp_path: Path) -> None:
     methods = ["gradcam", "kpca-cam"]
-    config = config_for(photos, methods=methods, leak=False, seed=5)
+    config = config_for(photos, methods=methods, checks="controls", seed=5)
     results = run_small(config, tmp_path / "out", unit=4)
     classifier = Classifier.load(config.model)
     images = torch.stack([read_image(photos / name, None) for name in results.names])
@@ -116,7 +118,7 @@ def test_heatmaps_are_those_that_were_scored_to_the_bit(photos: Path, tmp_path: 
         for name, found in explain_all(classifier, some, goals, [*drawn]).items():
             drawn[name].append(found)
     expected = {name: torch.cat(parts) for name, parts in drawn.items()}
-    expected["random"] = noise(images, 5, range(11))
+    expected["random"] = noise((12, 10), 5, range(11))
     rows = [7, 0, 3]
     found = results.heatmaps(rows, [*expected])
     for name, maps in expected.items():
@@ -130,7 +132,7 @@ def test_heatmaps_are_those_that_were_scored_to_the_bit(photos: Path, tmp_path: 
 
 
 def test_images_are_those_that_were_scored(photos: Path, tmp_path: Path) -> None:
-    results = run_small(config_for(photos, leak=False), tmp_path / "out")
+    results = run_small(config_for(photos, checks="controls"), tmp_path / "out")
     assert results.shown is not None
     expected = torch.stack([read_image(photos / name, None) for name in results.names])
     assert torch.equal(results.shown.images, expected[list(results.shown.rows)])
@@ -147,7 +149,7 @@ def test_images_are_those_that_were_scored(photos: Path, tmp_path: Path) -> None
 
 
 def test_the_caution_about_few_images_is_said_once(photos: Path, tmp_path: Path) -> None:
-    run_small(config_for(photos, leak=False), tmp_path / "out")
+    run_small(config_for(photos, checks="controls"), tmp_path / "out")
     record = json.loads((tmp_path / "out" / "run.json").read_text())
     record["few_images"] = "Only 11 images: as an earlier version said it."
     (tmp_path / "out" / "run.json").write_text(json.dumps(record))
@@ -157,7 +159,7 @@ def test_the_caution_about_few_images_is_said_once(photos: Path, tmp_path: Path)
 
 
 def test_rows_are_chosen_by_name_number_or_rank(photos: Path, tmp_path: Path) -> None:
-    results = run_small(config_for(photos, leak=False), tmp_path / "out")
+    results = run_small(config_for(photos, checks="controls"), tmp_path / "out")
     methods = ["gradcam", "layercam"]
     msi = np.stack([results.rows[m]["msi"] for m in methods])
     spread = np.ptp(msi, axis=0)
@@ -165,7 +167,8 @@ def test_rows_are_chosen_by_name_number_or_rank(photos: Path, tmp_path: Path) ->
     assert msi.mean(0)[rows_named(results, ["worst"], methods)] == [msi.mean(0).min()]
     disputed = spread[rows_named(results, ["disputed:3"], methods)].tolist()
     assert disputed == sorted(spread)[::-1][:3]
-    results.record["references"] = ["layercam"]  # scored, not ranked, as an adapter's answer
+    record = replace(results.record, references=["layercam"])  # scored, not ranked
+    results = replace(results, record=record)
     for words, wanted in (("best", msi[0].argmax()), ("worst", msi[0].argmin())):
         assert rows_named(results, [words], methods) == [wanted]
     assert rows_named(results, ["best"], ["layercam"]) == [msi[1].argmax()]
@@ -186,10 +189,10 @@ def test_json_has_the_summary_and_no_nan(photos: Path, tmp_path: Path) -> None:
 
 def test_what_makes_scores_worthless_is_a_remark(photos: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text("def own(model, images, targets): return images[:, 0] * 0")
-    config = config_for(photos, methods=[f"python:{tmp_path / 'mine.py'}:own"], leak=False)
+    config = config_for(photos, methods=[f"python:{tmp_path / 'mine.py'}:own"], checks="controls")
     results = run_small(config, tmp_path / "out")
     assert any("All-zero heatmaps" in remark and "own 11" in remark for remark in results.remarks())
-    assert results.record["empty_heatmaps"]["own"] == 11
+    assert results.record.empty_heatmaps["own"] == 11
     assert results.unmarked["own"] == 11
     assert sum("mark nothing" in remark for remark in results.remarks()) == 1  # it is said once
 
@@ -205,7 +208,7 @@ def dim_maps(count: int, **options: Any) -> RunResults:
     bright = nn.functional.interpolate(bright[:, None], scale_factor=8)[:, 0]
     dim = bright.clone()
     dim[12 - count :] = 0.2
-    given: dict[str, Any] = {"leak": False, "controls": False, "held_out_fill": "none"} | options
+    given: dict[str, Any] = {"checks": "none"} | options
     maps = {"dim": dim, "dark": 1 - bright}
     return compare(Classifier(Quarters()), images, maps, targets, progress=False, **given)
 
@@ -258,7 +261,8 @@ def test_maps_that_mark_nothing_are_counted_at_the_alpha_min_found_and_for_ranke
     assert found.unmarked == {"dim": 9}
     found = dim_maps(9)
     for kind in ("references", "controls"):  # as an answer of an adapter, as center
-        assert replace(found, record={**found.record, kind: ["dim"]}).unmarked == {}
+        record: Any = replace(found.record, **{kind: ["dim"]})
+        assert replace(found, record=record).unmarked == {}
 
 
 def test_a_folder_without_a_finished_run_says_what_it_is(tmp_path: Path) -> None:
@@ -274,16 +278,16 @@ def test_a_folder_without_a_finished_run_says_what_it_is(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("name", ["summary.json", "gradcam/scores.parquet", "shown.safetensors"])
 def test_a_run_with_a_corrupt_file_is_one_error(photos: Path, tmp_path: Path, name: str) -> None:
-    run_small(config_for(photos, leak=False), tmp_path / "out")
+    run_small(config_for(photos, checks="controls"), tmp_path / "out")
     (tmp_path / "out" / name).write_bytes(b"x")
     with pytest.raises(UserError, match=r"could not be read|is not complete .*run it again"):
         RunResults.read(tmp_path / "out")
 
 
 def test_a_run_without_its_heatmaps_says_so(photos: Path, tmp_path: Path) -> None:
-    results = run_small(config_for(photos, leak=False), tmp_path / "out")
+    results = run_small(config_for(photos, checks="controls"), tmp_path / "out")
     kept = results.heatmaps([0], ["gradcam"])["gradcam"]
-    shutil.rmtree(tmp_path / "out" / "heatmaps")
+    shutil.rmtree(tmp_path / "out" / "maps")
     shown = results.heatmaps([0], ["gradcam"])["gradcam"]  # of the images that the report shows
     assert torch.equal(shown, kept)
     with pytest.raises(UserError, match=r"has no heatmaps of ant/00\.png: run it again"):
@@ -292,7 +296,7 @@ def test_a_run_without_its_heatmaps_says_so(photos: Path, tmp_path: Path) -> Non
 
 def test_an_interval_without_an_end_is_read_as_one(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    run_small(config_for(photos, leak=False), out)
+    run_small(config_for(photos, checks="controls"), out)
     path = out / "summary.json"
     summary = json.loads(path.read_text())
     first = next(iter(summary))
@@ -312,7 +316,7 @@ def test_leakage_that_never_happens_by_chance_is_read_as_leakage(tmp_path: Path)
     images, heatmaps = torch.full((60, 1, 8, 8), 0.5), torch.zeros(60, 8, 8)
     images[::2, :, :4], images[1::2, :, 4:] = 0.7, 0.7
     heatmaps[::2, :4], heatmaps[1::2, 4:] = 1, 1
-    given: Any = {"controls": False, "alpha_curve": False, "progress": False}
+    given: Any = {"checks": "leak", "progress": False}
     found = compare(
         Classifier(halves), images, {"own": heatmaps}, torch.arange(60) % 2, out=tmp_path, **given
     )
@@ -327,3 +331,23 @@ def test_leakage_that_never_happens_by_chance_is_read_as_leakage(tmp_path: Path)
         assert "The masks of own leak" in [c.text for c in cautions(results.content())][-1]
     page = found.report(tmp_path / "report.html").read_text(encoding="utf-8")
     assert '<span class="mean leaks">' in page
+
+
+def test_packed_images_lose_nothing() -> None:
+    whole = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16)
+    floats = unpack(whole)
+    assert torch.equal(pack(floats), whole)
+    assert pack(floats).dtype == torch.uint8
+    between = floats + 1e-4
+    assert torch.equal(pack(between), between), "values between two bytes stay as they are"
+
+
+@pytest.mark.parametrize("checks", ["none", "leak"])
+def test_maps_of_other_proportions_are_counted(photos: Path, tmp_path: Path, checks: str) -> None:
+    names = [image.name for image in list_images(photos)]
+    maps = {name: torch.rand(5, 10) for name in names}
+    write_heatmaps(tmp_path / "maps.npz", maps)
+    config = config_for(photos, methods=[str(tmp_path / "maps.npz")], checks=checks)
+    results = run_small(config, tmp_path / "out")
+    assert sorted(results.record.stretched_heatmaps) == names
+    assert any("11 heatmaps (first ant/00.png) have other" in one for one in results.remarks())

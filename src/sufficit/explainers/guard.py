@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 
 from sufficit.classifier.classifier import Classifier
-from sufficit.classifier.layers import eval_mode
+from sufficit.classifier.layers import eval_mode, kept
 from sufficit.classifier.source_code import run_user_code
 from sufficit.errors import NotFiniteError, SkipError, UserError
 from sufficit.seeds import random_state, seeded, unmoved
@@ -28,8 +28,8 @@ Place = tuple[str, str]
 OF_CLASSIFIER = ("model", "mean", "std", "classes", "view", "reshape", "output", "score")
 LASTING = ("_is_full_backward_hook",)  # attributes that torch leaves behind when a hook is removed
 SHOWN = 3  # changes that an error names
-_PART = 2**18  # numbers that are summed at a time
-_ODD = -0x61C8864680B583EB  # far-apart weights for neighbours
+_PART = 2**16  # numbers that are summed at a time
+_ODD = -0x61C8864680B583EB  # spreads neighbours far apart
 # Functions that drew random numbers: their first image is tried alone, which saves the batch.
 _drawers: "WeakSet[Any]" = WeakSet()
 # What a model's own forward pass changes, such as a counter: no function is to blame for it.
@@ -308,6 +308,13 @@ def _checksums(tensors: Mapping[str, Tensor]) -> dict[str, object]:
     }
 
 
+@kept
+def _weights(device: torch.device) -> Tensor:
+    """Odd numbers as if drawn, so that no two changes cancel: [_PART]."""
+    places = torch.arange(_PART, device=device) * _ODD
+    return (places ^ places >> 31) * _ODD | 1
+
+
 @torch.no_grad()
 def _checksum(tensor: Tensor) -> Tensor | None:
     """The sum of a tensor's bits as integers, each times an odd number of its place.
@@ -317,15 +324,16 @@ def _checksum(tensor: Tensor) -> Tensor | None:
     if tensor.is_meta or tensor.layout is not torch.strided or tensor.is_quantized:
         return None
     real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    # No more than 32 bits at a time: in 64 bits no bit of a product is lost.
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int32}
     try:
         numbers = real.detach().reshape(-1).view(kinds[real.element_size()])
     except (RuntimeError, NotImplementedError, TypeError, KeyError):  # of a library's own kind
         return None
-    weights = torch.arange(min(len(numbers), _PART), device=numbers.device) * _ODD | 1
+    weights = _weights(numbers.device)
     total = torch.zeros((), dtype=torch.int64, device=numbers.device)
     for part in numbers.split(_PART):
-        total = total * 31 + (part.long() * weights[: len(part)]).sum()
+        total = total * 31 + (weights[: len(part)] * part).sum()
     return total
 
 

@@ -86,7 +86,7 @@ class BandProbe(ProbeBase):
         """
         if self.most is None or self.most > len(self.bands):
             return None
-        if self.most < self.least:
+        if self.most < self.least:  # in words of the option, which counts the whole image
             raise UserError(
                 f"calls must be {self.least} or more for these columns, got {self.most}: ask more"
                 " masks per image, or choose fewer columns"

@@ -43,12 +43,12 @@ from sufficit.provenance import plain
 from sufficit.runs.config import FEW, FEWEST_UNITS, LONG, MODEL, SEARCHED, UNIT, RunConfig
 from sufficit.runs.probes_of import derived_of, probes_of
 from sufficit.runs.reader import Reader
-from sufficit.runs.store import MAPS, UNIT_SIZE, UNITS
+from sufficit.runs.store import UNIT_SIZE, UNITS
 from sufficit.sources import Maps, MapTensor, Source, check_names, sources_of
 from sufficit.statistics import Chance
 
 FIRST_LOOK = 200  # images; each look has twice as many as the one before
-RESERVED = ("overlays", UNITS, MAPS)  # folders of a run
+RESERVED = ("overlays", UNITS)  # folders of a run; a source may be called as its maps are
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,7 @@ class Store:
             tensors |= {f"columns/{name}/{column}": v for column, v in one.columns.items()}
             if one.shares is not None:
                 tensors[f"shares/{name}"] = one.shares
+            tensors |= {f"notes/{name}/{kind}": marks for kind, marks in one.notes.items()}
         self._save(
             self.path(rows.unit, kind, MAPS if kind == UNIT else UNITS + "/maps"), tensors, facts
         )
@@ -176,16 +177,14 @@ class Store:
         file = self._load(self.path(unit, kind, place))
         maps = {}
         for name, final in file.facts["final"].items():
-            start = f"columns/{name}/"
-            columns = {
-                column.removeprefix(start): values
-                for column, values in file.tensors.items()
-                if column.startswith(start)
-            }
+            columns, notes = (
+                _below(f"{kind}/{name}/", file.tensors) for kind in ("columns", "notes")
+            )
             maps[name] = Maps(
                 maps=file.tensors[f"maps/{name}"],
                 final=final,
                 columns=columns,
+                notes=notes,
                 shares=file.tensors.get(f"shares/{name}"),
             )
         return StoredMaps(
@@ -384,6 +383,11 @@ def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> 
     with safe_open(path, framework="pt") as opened:
         tensors = {name: opened.get_tensor(name) for name in opened.keys() if wanted(name)}  # noqa: SIM118  # it is no dict
         return UnitFile(tensors, json.loads(opened.metadata()["facts"]))
+
+
+def _below(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors whose names have this start, which they lose."""
+    return {n.removeprefix(start): one for n, one in tensors.items() if n.startswith(start)}
 
 
 def _row_facts(facts: Mapping[str, Any]) -> dict[str, Any]:

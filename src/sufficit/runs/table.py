@@ -157,7 +157,7 @@ def write_results(
         rank_shares={name: list(own.best) for name, own in shares.items() if own.shares},
         conditions=ranked,
         rank_correlations=correlations(ranked),
-        within=_within_outcome(job, totals.n, summaries),
+        within=_within_outcome(job, units, summaries),
         search=None if search is None else _search_record(search),
     )
     known = record.as_json(job)
@@ -194,11 +194,11 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
     """Write the rows of every source, and add up all that the units hold."""
     totals = Totals()
     headings = headings_of(job)
-    exact = job.scoring.calls is None
+    keeps = job.first_probe is not None and job.first_probe.keeps_answers
     # The passes of probes that look at some of the images are no part of an image's row.
     sampled = {CALLS + probe.key for probe in job.probes if probe.images is not None}
     with ExitStack() as closing:
-        for group in groups(store, units, answers=exact):
+        for group in groups(store, units, answers=keeps):
             for rows in group.rows:
                 _add_notes(totals, rows, store, closing)
             if not group.names:
@@ -527,12 +527,13 @@ def _class_names(job: Job) -> list[str] | None:
 
 
 def _within_outcome(
-    job: Job, n: int, summaries: Mapping[str, Mapping[str, Estimate]]
+    job: Job, seen: range, summaries: Mapping[str, Mapping[str, Estimate]]
 ) -> dict[str, Any] | None:
     """What run.json says of a run with `within`: None without."""
     within, sizes, units = job.config.within, job.looks, job.units
     if within is None:
         return None
+    n = units.images_in(seen)  # those that were skipped count: the order is by image
     half = half_width([summaries[name]["msi"] for name in job.ranked])
     total = len(job.entries)
     reached = half <= within

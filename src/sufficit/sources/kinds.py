@@ -72,10 +72,15 @@ class Maps(DrawnMaps):
             shares=None if self.shares is None else self.shares.to(device),
         )
 
+    def marks(self, kind: str) -> Tensor:
+        """Which images have a kind of note: bool [N]."""
+        return self.notes.get(kind, torch.zeros(len(self.maps), dtype=torch.bool))
+
     @staticmethod
     def joined(parts: Sequence["Maps"], size: tuple[int, int]) -> "Maps":
         """Those of several batches, one after the other."""
         first = parts[0]
+        kinds = dict.fromkeys(kind for part in parts for kind in part.notes)
         if len({(part.maps.shape[1:], part.final) for part in parts}) > 1:
             # The order of a cut map is kept; a finished map is an order too.
             parts = [
@@ -90,7 +95,7 @@ class Maps(DrawnMaps):
             maps=torch.cat([part.maps for part in parts]),
             final=parts[0].final,
             columns={n: torch.cat([part.columns[n] for part in parts]) for n in first.columns},
-            notes={n: torch.cat([part.notes[n] for part in parts]) for n in first.notes},
+            notes={kind: torch.cat([part.marks(kind) for part in parts]) for kind in kinds},
             shares=None
             if first.shares is None
             else torch.cat([p.shares for p in parts if p.shares is not None]),

@@ -4,7 +4,6 @@ import json
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,15 @@ from small_runs import config_for, rows, run_small, write_photos
 from sufficit import sums
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import list_images
-from sufficit.metrics.scores import summarise
 from sufficit.provenance import plain
-from sufficit.runs import engine, merge
+from sufficit.runs import groups, table
 from sufficit.runs.config import write_toml
-from sufficit.runs.engine import run
-from sufficit.runs.job import make_job
 from sufficit.runs.results import RunResults
 from sufficit.runs.rows import StoredRows
-from sufficit.runs.store import Store, UnitFile
-from sufficit.statistics import compare_values
+from sufficit.runs.search import Search
+from sufficit.runs.store import UNIT, Store
+from sufficit.sources import sources_of
+from sufficit.statistics import Chance, compare_values, estimates_of
 
 
 def test_means_and_tests_are_those_of_the_rows(photos: Path, tmp_path: Path) -> None:
@@ -47,8 +45,8 @@ def test_means_and_tests_are_those_of_the_rows(photos: Path, tmp_path: Path) -> 
     assert pairs["p_corrected"].tolist() == [pair.p_corrected for pair in expected.pairs]
     assert pairs["seed"].tolist() == [4] * 5
     ranked = [*expected.ranking, "random", "center"]
-    assert results.record["methods"] == ranked
-    assert results.record["controls"] == ["random", "center"]
+    assert results.record.methods == ranked
+    assert results.record.controls == ["random", "center"]
 
 
 @pytest.mark.parametrize("alpha_min", [0.5, "search"])
@@ -57,7 +55,7 @@ def test_units_merged_one_by_one_give_what_they_give_together(
 ) -> None:
     config = config_for(photos, seed=4, alpha_min=alpha_min, save_heatmaps=True)
     together = run_small(config, tmp_path / "together")
-    monkeypatch.setattr(merge, "TOGETHER", 1)
+    monkeypatch.setattr(groups, "TOGETHER", 1)
     alone = run_small(config, tmp_path / "alone")
     assert together.methods == alone.methods
     for method in together.methods:
@@ -74,14 +72,14 @@ def test_units_merged_one_by_one_give_what_they_give_together(
             for name in together.names:
                 assert torch.equal(one_file.read(name), other_file.read(name))
     assert together.standing == alone.standing
-    for key in ("shown", "alpha_curve", "own_alpha_min", "model_calls", "leak_ratio", "n"):
-        assert together.record.get(key) == alone.record.get(key), key
+    for key in ("shown", "alpha_curve", "search", "model_calls", "leak_ratio", "n"):
+        assert plain(getattr(together.record, key)) == plain(getattr(alone.record, key)), key
 
 
 def test_stored_curves_give_the_columns_again(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    results = run_small(config_for(photos, leak=False, score="confidence"), tmp_path / "out")
+    results = run_small(config_for(photos, checks="controls", score="confidence"), tmp_path / "out")
     table = parquet.read_table(tmp_path / "out" / "gradcam" / "curves.parquet")
     assert table["image"].to_pylist() == results.names
     grids = json.loads(table.schema.metadata[b"grids"])
@@ -92,31 +90,29 @@ def test_stored_curves_give_the_columns_again(
     mean = results.curves["gradcam"]["insertion_pixel"]
     assert mean.values.numpy() == pytest.approx(stored.mean(0), abs=1e-6)
     monkeypatch.setattr("sufficit.runs.rows.CURVES_GROUP", 1)  # bytes: a row group
-    monkeypatch.setattr(merge, "TOGETHER", 1)  # per unit
-    run_small(config_for(photos, leak=False, score="confidence"), tmp_path / "small")
+    monkeypatch.setattr(groups, "TOGETHER", 1)  # per unit
+    run_small(config_for(photos, checks="controls", score="confidence"), tmp_path / "small")
     again = parquet.read_table(tmp_path / "small" / "gradcam" / "curves.parquet")
     assert again.equals(table)
     path = tmp_path / "small" / "gradcam" / "curves.parquet"
     assert parquet.read_metadata(path).num_row_groups == 3
 
 
-def test_controls_have_no_part_in_the_search(monkeypatch: pytest.MonkeyPatch) -> None:
-    alphas = (0.2, 0.4, 0.6, 0.8)
-    msi = {"a": [0.5, 0.4, 0.0, 0.0], "b": [0.0, 0.4, 0.5, 0.0], "random": [0.0, 0.0, 0.0, 9.0]}
-    tried = {name: {a: [m] * 2 for a, m in zip(alphas, msi[name], strict=True)} for name in msi}
-    monkeypatch.setattr(merge, "_predictions", lambda job, kept, name: tried[name])
-    monkeypatch.setattr(merge, "msi", lambda found, schedule: found[schedule.alpha_min])
-    plan = SimpleNamespace(searching=True, schedules=[SimpleNamespace(alpha_min=a) for a in alphas])
-    config = SimpleNamespace(seed=0)
-    job: Any = SimpleNamespace(plan=plan, ranked=["a", "b"], units=[0], config=config)
-    unit = UnitFile({}, {"names": ["x", "y"], "numbers": [0, 1]})
-    store: Any = SimpleNamespace(read=lambda stage, number: unit)
-    assert merge.best_alpha(job, merge.msi_tried(job, store, msi)) == 0.4
+def test_controls_have_no_part_in_the_search() -> None:
+    means = {"a": (0.5, 0.4, 0.0), "b": (0.0, 0.4, 0.5), "random": (0.0, 0.0, 9.0)}
+    found = Search((0.2, 0.4, 0.6), means, {}, ["a", "b"], 2)
+    assert found.best == 0.4
+    assert [found.own_best(name) for name in means] == [0.2, 0.6, 0.6]
+    assert replace(found, ranked=["a", "b", "random"]).best == 0.6
+    tied = replace(found, means={"a": (0.1, 0.3, 0.3)}, ranked=["a"])
+    assert tied.best == 0.4, "the smaller of two"
 
 
 def test_references_are_scored_and_not_ranked(photos: Path, tmp_path: Path) -> None:
-    job = make_job(config_for(photos, methods=["gradcam", "layercam", "kpca-cam"]), unit=4)
-    results = run(replace(job, references=("kpca-cam",)), tmp_path / "out", progress=False)
+    config = config_for(photos, checks="controls")
+    (third,) = sources_of({"kpca-cam": "kpca-cam"}, controls=False)
+    sources = [*sources_of(config.methods), replace(third, role="reference")]
+    results = run_small(config, tmp_path / "out", sources=sources)
     assert results.standing is not None
     assert set(results.standing.ranking) == {"gradcam", "layercam"}
     assert results.unranked == ("random", "center", "kpca-cam")
@@ -124,22 +120,9 @@ def test_references_are_scored_and_not_ranked(photos: Path, tmp_path: Path) -> N
     assert "msi" in results.summaries["kpca-cam"]
 
 
-def test_a_flat_run_has_its_files_in_the_folder_itself(photos: Path, tmp_path: Path) -> None:
-    config = config_for(photos, methods=["gradcam"], controls=False, leak=False)
-    flat = run_small(config, tmp_path / "flat", flat=True)
-    deep = run_small(config, tmp_path / "deep")
-    frame = pandas.read_parquet(tmp_path / "flat" / "scores.parquet")
-    pandas.testing.assert_frame_equal(frame, rows(tmp_path / "deep", "gradcam"), check_exact=True)
-    summary = json.loads((tmp_path / "flat" / "summary.json").read_text())
-    deeper = json.loads((tmp_path / "deep" / "summary.json").read_text())
-    assert summary == deeper["gradcam"]
-    assert not (tmp_path / "flat" / "pairs.csv").exists()
-    assert flat.standing == deep.standing
-
-
 def test_saved_heatmaps_are_those_that_were_scored(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    results = run_small(config_for(photos, save_heatmaps=True, leak=False), out)
+    results = run_small(config_for(photos, save_heatmaps=True, checks="controls"), out)
     names = [image.name for image in list_images(photos)]
     kept = results.heatmaps(range(11), results.methods)
     for method in results.methods:
@@ -151,10 +134,10 @@ def test_saved_heatmaps_are_those_that_were_scored(photos: Path, tmp_path: Path)
 
 def test_the_images_shown_are_chosen_by_the_runs_msi(tmp_path: Path) -> None:
     photos = write_photos(tmp_path, 40)
-    results = run_small(config_for(photos, leak=False, seed=2), tmp_path / "out", unit=9)
+    results = run_small(config_for(photos, checks="controls", seed=2), tmp_path / "out", unit=9)
     msi = {m: results.rows[m]["msi"].to_numpy() for m in ("gradcam", "layercam")}
     expected = choose(msi, seed=2)
-    assert results.record["shown"] == {results.names[row]: why for row, why in expected.items()}
+    assert results.record.shown == {results.names[row]: why for row, why in expected.items()}
     assert results.shown is not None
     assert results.shown.rows == tuple(expected)
     assert results.shown.reasons == tuple(expected.values())
@@ -167,7 +150,7 @@ def test_the_best_the_worst_and_the_disputed_are_shown_also_of_many_images(
 ) -> None:
     """Only the pixels of candidates are kept."""
     photos = write_photos(tmp_path, 40)
-    config = config_for(photos, leak=False, alpha_min=alpha_min)
+    config = config_for(photos, checks="controls", alpha_min=alpha_min)
     results = run_small(config, tmp_path / "out", unit=9)
     assert results.shown is not None
     msi = {m: results.rows[m]["msi"].to_numpy() for m in ("gradcam", "layercam")}
@@ -179,40 +162,27 @@ def test_classes_without_names_are_called_by_their_folders(photos: Path, tmp_pat
 
     made = Classifier.load(config_for(photos).model)
     nameless = Classifier(made.model, layer=made.layer)
-    results = run_small(config_for(photos, leak=False), tmp_path / "out", classifier=nameless)
-    assert results.record["class_names"] == ["ant", "bee", "cat"]
+    results = run_small(
+        config_for(photos, checks="controls"), tmp_path / "out", classifier=nameless
+    )
+    assert results.record.class_names == ["ant", "bee", "cat"]
     assert results.class_names([0, 10]) == ["ant", "cat"]
 
 
-@pytest.mark.parametrize("alpha_min", [0.5, "search"])
-def test_each_file_of_a_unit_is_read_once(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alpha_min: Any
+def test_the_end_of_a_run_reads_all_rows_twice(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of images shown are read again, and all scores once before, for a search."""
-    config = config_for(photos, alpha_min=alpha_min, save_heatmaps=True)
-    job, whole, reads = make_job(config, unit=4), Store.read, Counter[tuple[str, int]]()
+    """Once to choose what all images choose together, once to write."""
+    whole, reads = Store.read, Counter[tuple[int, bool]]()
 
-    def read(self: Store, stage: str, unit: int, **more: Any) -> UnitFile:
-        reads[stage, unit] += more.get("names") != []  # facts alone are a header
-        return whole(self, stage, unit, **more)
+    def read(self: Store, unit: int, kind: str = UNIT, *, answers: bool = False) -> Any:
+        reads[unit, answers] += 1
+        return whole(self, unit, kind, answers=answers)
 
-    for name in ("compute", "msi_tried"):
-        forgotten = call_and_forget(getattr(engine, name), reads)
-        monkeypatch.setattr(f"sufficit.runs.engine.{name}", forgotten)
-    monkeypatch.setattr(merge, "write_shown", lambda *_: {})
     monkeypatch.setattr(Store, "read", read)
-    run(job, tmp_path / "out", progress=False)
-    stages = ["scores", "heatmaps", *(["leak"] if alpha_min == "search" else [])]
-    assert reads == {(stage, unit): 1 for stage in stages for unit in range(3)}
-
-
-def call_and_forget(call: Any, reads: Counter[tuple[str, int]]) -> Any:
-    def called(*given: Any, **more: Any) -> Any:
-        found = call(*given, **more)
-        reads.clear()
-        return found
-
-    return called
+    monkeypatch.setattr(table, "write_shown", lambda *_: {})
+    run_small(config_for(photos, checks="controls"), tmp_path / "out")
+    assert reads == {(unit, answers): 1 for unit in range(3) for answers in (False, True)}
 
 
 def test_runs_of_more_images_than_groups_have_the_intervals_of_their_rows(
@@ -226,11 +196,20 @@ def test_runs_of_more_images_than_groups_have_the_intervals_of_their_rows(
     msi = {m: grouped.rows[m]["msi"].to_numpy() for m in names}
     assert grouped.standing == compare_values(msi, seed=3, controls=names[2:])
     assert grouped.standing != single.standing
+    headings = grouped.headings
     for method in single.methods:
-        plan = make_job(config_for(photos)).plan
         columns = {c: grouped.rows.column(method, c) for c in grouped.rows.columns(method)}
-        expected = summarise(columns, plan, seed=3)
-        assert plain(dict(grouped.summaries[method])) == plain(expected)
+        numbers = np.arange(40)
+        own = sums.Sums([*columns], seed=3)
+        own.add(numbers, columns)
+        expected = estimates_of(
+            own,
+            {name: headings[name].higher_is_better for name in columns},
+            Chance(3),
+            lambda name: headings[name].limits,
+        )
+        known = {c: one for c, one in grouped.summaries[method].items() if c in columns}
+        assert plain(known) == plain(expected)
         for column in columns:
             means = [r.summaries[method][column].mean for r in (single, grouped)]
             assert means[0] == pytest.approx(means[1], rel=1e-12, nan_ok=True)
@@ -244,14 +223,14 @@ def test_all_skipped_images_are_listed_and_the_first_ones_in_the_record(
     for path in broken:
         path.write_bytes(b"")
     names = [f"bee/{path.name}" for path in broken]
-    whole = run_small(config_for(photos, leak=False), tmp_path / "whole")
+    whole = run_small(config_for(photos, checks="controls"), tmp_path / "whole")
     assert list(whole.skipped) == names
     listed = pandas.read_csv(tmp_path / "whole" / "skipped.csv")
     assert listed["image"].tolist() == names
     assert listed["reason"].tolist() == list(whole.skipped.values())
-    monkeypatch.setattr(merge, "NAMED", 2)
+    monkeypatch.setattr(table, "NAMED", 2)
     config = tmp_path / "RUN.toml"
-    write_toml(config, config_for(photos, leak=False))
+    write_toml(config, config_for(photos, checks="controls"))
     told = sufficit("compare", "--config", config, "--out", tmp_path / "out")
     assert "3 images skipped; skipped.csv names all of them." in told.err
     record = json.loads((tmp_path / "out" / "run.json").read_text())
@@ -263,7 +242,7 @@ def test_all_skipped_images_are_listed_and_the_first_ones_in_the_record(
 def test_a_report_of_many_images_reads_only_the_rows_it_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run_small(config_for(write_photos(tmp_path, 40), leak=False), tmp_path / "out", unit=9)
+    run_small(config_for(write_photos(tmp_path, 40), checks="controls"), tmp_path / "out", unit=9)
 
     def fail(*_: object) -> None:
         pytest.fail("all rows are read")
@@ -276,25 +255,3 @@ def test_a_report_of_many_images_reads_only_the_rows_it_shows(
     assert "24 of 40 images" in page
     assert "images.csv" not in page
     assert results.table().loc["gradcam", "msi"] == results.summaries["gradcam"]["msi"].mean
-
-
-def test_a_worker_may_keep_other_images_of_those_that_tie(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another processor may round otherwise."""
-    exact = engine.msi
-
-    def rounded(*given: Any) -> torch.Tensor:
-        values = exact(*given)
-        return values + 1e-13 * (torch.arange(len(values)) * 37 % 97 - 48)
-
-    monkeypatch.setattr(engine, "msi", rounded)
-    more: dict[str, Any] = {"methods": ["center"], "controls": False, "leak": False}
-    config = config_for(write_photos(tmp_path, 99), **more)
-    results = run_small(config, tmp_path / "out", unit=99)
-    msi = results.rows["center"]["msi"].to_numpy()
-    wanted = choose({"center": msi})
-    assert results.shown is not None
-    assert 0 < len(results.shown.rows) < len(wanted)
-    assert {*results.shown.rows} < {*wanted}
-    assert list(results.record["shown"]) == results.names_of(results.shown.rows)
