@@ -194,7 +194,8 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
     """Write the rows of every source, and add up all that the units hold."""
     totals = Totals()
     headings = headings_of(job)
-    exact = job.scoring.calls is None
+    asked = job.first_probe
+    exact = asked is not None and asked.keeps_answers
     # The passes of probes that look at some of the images are no part of an image's row.
     sampled = {CALLS + probe.key for probe in job.probes if probe.images is not None}
     with ExitStack() as closing:
