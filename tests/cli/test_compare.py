@@ -484,3 +484,31 @@ def test_after_ctrl_c_the_command_says_what_is_kept(
     assert "Interrupted: 4 of 11 images are done and kept. Run the same command again" in ran.err
     again = sufficit(*asked)
     assert again.code == 0, again.err
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_a_first_look_that_asks_all_masks_after_all_keeps_every_curve(
+    sufficit, photos: Path
+) -> None:
+    run = sufficit(*words(photos, "--quick"))  # its 26 masks are more than there are
+    assert run.code == 0, run.err
+    out = photos.parent / "out"
+    curves = pandas.read_parquet(out / "gradcam" / "curves.parquet")
+    assert len(curves) == 11
+    whole = sufficit(*words(photos, "--checks", "none", "--out", photos.parent / "whole"))
+    assert whole.code == 0, whole.err
+    other = pandas.read_parquet(photos.parent / "whole" / "gradcam" / "curves.parquet")
+    pandas.testing.assert_frame_equal(curves, other)
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_an_adapter_is_drawn_for_a_random_output_layer_too(sufficit, digits: Path) -> None:
+    out = digits.parent / "out"
+    model = ("--model", "sufficit:digits", "--data", digits, "--out", out)
+    methods = ("--methods", "sufficit:digits,gradcam", "--checks", "head")
+    run = sufficit("compare", *model, *methods, *FLAGS)
+    assert run.code == 0, run.err
+    found = rows(out, "lax")["random_head"]
+    assert found.tolist() == pytest.approx([1.0] * 6), "it reads features, not the output"
+    assert (rows(out, "gradcam")["random_head"] < 0.99).any()
+    assert "With a random" in run.words

@@ -422,3 +422,12 @@ def test_images_of_several_sizes_can_not_lend_each_other_masks(sufficit, tmp_pat
     assert "images differ in size" in run.err
     run = sufficit(*scored(tmp_path / "digits", *model, "--overwrite"))
     assert run.code == 0, run.err
+
+
+def test_controls_are_told_of_in_a_sentence_and_not_by_their_leaks(sufficit, digits: Path) -> None:
+    run = sufficit(*scored(digits, "--columns", "msi", "--checks", "controls,leak"))
+    assert run.code == 0, run.err
+    assert run.err.count("too few to tell whether the masks leak") <= 1
+    summary = json.loads((digits.parent / "out" / "summary.json").read_text())
+    for control in ("center", "random"):
+        assert f"{control} {summary[control]['msi']['mean']:.3f}" in run.words.replace("(", "")

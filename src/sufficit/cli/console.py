@@ -42,15 +42,13 @@ SHORT = ("compare",)  # commands with many options
 MAIN, REST = "Most used", "More"
 PANELS = (MAIN, "Input", "Methods", "Training", "Scoring", "Compute", REST, "Output")
 BY_NAME = {  # options that a command declares itself
-    **dict.fromkeys(("classes", "download", "example", "test_images", "train_images"), "Input"),
-    **dict.fromkeys(
-        ("alpha_min", "area", "cache_features", "epochs", "lax_epochs", "lr"), "Training"
-    ),
-    **dict.fromkeys(("patience", "recipe", "recipes", "seeds", "validation_share"), "Training"),
-    **dict.fromkeys(("curves", "images", "search_images", "step"), "Scoring"),
+    **dict.fromkeys(("example", "train_images"), "Input"),
+    **dict.fromkeys(("alpha_min", "area", "cache_features", "epochs", "lr"), "Training"),
+    **dict.fromkeys(("patience", "recipe", "validation_share"), "Training"),
+    **dict.fromkeys(("curves", "images"), "Scoring"),
     **dict.fromkeys(("batch_size", "devices", "num_nodes", "precision", "workers"), "Compute"),
-    **dict.fromkeys(("as_json", "help", "log", "open_page", "open_report", "overwrite"), "Output"),
-    **dict.fromkeys(("report", "title", "to", "verbose"), "Output"),
+    **dict.fromkeys(("help", "open_page", "open_report", "overwrite"), "Output"),
+    **dict.fromkeys(("title", "to", "verbose"), "Output"),
 }
 
 

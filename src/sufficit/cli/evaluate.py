@@ -57,6 +57,8 @@ def evaluate(
 
     sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --checks leak,fill
     """
+    from sufficit.report.interpretation import control_words
+
     config = replace(config, methods=(f"{SOURCE}={heatmaps}",))
     out_folder, data = place(to), place(config.data)
     check_output(out_folder, [data], command="evaluate")
@@ -76,8 +78,11 @@ def evaluate(
         out.print("Targets: the model's own predictions.")
     for answer in results.answers():
         say(answer)
-    for remark in (*results.remarks(), *results.record.leak_warnings.values()):
-        if remark not in results.answers():
+    if results.controls and results.standing is not None and results.shown is not None:
+        say(control_words(results.content()))
+    leak_warning = results.record.leak_warnings.get(SOURCE)  # those of controls are no news
+    for remark in (*results.remarks(), leak_warning):
+        if remark is not None and remark not in results.answers():
             warn(remark)
     if verbose:
         calls = results.rows.column(SOURCE, "calls")
