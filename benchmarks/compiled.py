@@ -20,11 +20,11 @@ import torch
 from torch import Tensor
 from torchvision import models
 
+from bands import band_probe
 from evaluate import bare, smooth_maps
 from sufficit import Classifier, View, evaluate
 from sufficit.classifier.acceleration import accelerated
 from sufficit.data.images import list_images
-from sufficit.metrics.plan import make_plan
 from sufficit.perturbation.predict import predict, usual_batch
 from sufficit.provenance import provenance
 from timing import medians, side_by_side
@@ -86,7 +86,7 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, object]:
         "bare compiled": bare(fast, asked.side, calls, batch),
     }
     seconds = medians(side_by_side(jobs, asked.device, asked.rounds))
-    bands = make_plan().asks
+    bands = band_probe(classifier).bands
     one, two = (predict(each, images, maps, targets, bands) for each in (classifier, fast))
     other = float((one.named != two.named).double().mean())
     rates = {job: calls / spent for job, spent in seconds.items()}

@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
+from bands import band_probe
 from sufficit import Classifier, Lax, explain
 from sufficit.data.digits import synthetic_digits
-from sufficit.metrics.plan import Plan, ask, make_plan
-from sufficit.metrics.scores import read
+from sufficit.evaluation import batch_of
 from sufficit.perturbation.predictions import Predictions
+from sufficit.probes.band import BandProbe
 from sufficit.provenance import provenance
 
 CALLS = (10, 18, 26, 50, 100)
@@ -29,33 +29,26 @@ SEARCH_CALLS = (26, 50, 100, 200)
 PICKED = ("named", "confidences")
 
 
-def replayed(predictions: Predictions, plan: Plan, seed: int) -> Predictions:
-    """What `ask` would have returned for a plan with few calls, from the predictions of all."""
-    assert plan.sampling is not None
-    assert plan.asks == predictions.bands
-    drawn = plan.sampling.draw([str(i) for i in range(len(predictions.targets))], seed)
+def replayed(predictions: Predictions, probe: BandProbe, seed: int) -> Predictions:
+    """What a probe with few calls would have been answered, from the predictions of all masks."""
+    sampling = probe.drawing
+    assert sampling is not None
+    drawn = sampling.draw([str(i) for i in range(len(predictions.targets))], seed)
+    drawn = torch.nn.functional.pad(drawn + 1, (1, 0))  # the whole image comes first
+    counts = torch.nn.functional.pad(sampling.counts, (1, 0), value=1.0)
     picked = {part: getattr(predictions, part).gather(1, drawn.long()) for part in PICKED}
     calls = torch.tensor([len(row.unique()) for row in drawn])
-    return replace(predictions, drawn=drawn, counts=plan.sampling.counts, calls=calls, **picked)
+    return replace(predictions, drawn=drawn, counts=counts, calls=calls, **picked)
 
 
-def columns_of(predictions: Predictions, plan: Plan) -> dict[str, Tensor]:
-    """The columns, or MSI at each alpha_min of a search: each [N]."""
-    scores = read({"": predictions}, plan)
-    if scores.search is None:
-        return scores.columns
-    names = (f"msi at {alpha:g}" for alpha in scores.search.alphas)
-    return dict(zip(names, scores.search.msi.T, strict=True))
-
-
-def errors(predictions: Predictions, plan: Plan, draws: int) -> dict[str, Any]:
+def errors(predictions: Predictions, probe: BandProbe, draws: int) -> dict[str, Any]:
     """Standard errors of the exact and of the sampled mean, and the rms error of the latter."""
-    exact, n = columns_of(predictions, replace(plan, calls=None)), len(predictions.targets)
+    exact, n = probe.values(predictions), len(predictions.targets)
     spread, error, calls = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0), 0.0
     for seed in range(draws):
-        found = replayed(predictions, plan, seed)
+        found = replayed(predictions, probe, seed)
         calls += float(found.calls.double().mean()) / draws
-        for name, values in columns_of(found, plan).items():
+        for name, values in probe.values(found).items():
             spread[name] += float(values.var()) / draws
             error[name] += float(values.mean() - exact[name].mean()) ** 2 / draws
     rows = {
@@ -66,7 +59,7 @@ def errors(predictions: Predictions, plan: Plan, draws: int) -> dict[str, Any]:
         }
         for name, values in exact.items()
     }
-    return {"calls": plan.calls, "asked": calls, "standard_errors": rows}
+    return {"calls": probe.most, "asked": calls, "standard_errors": rows}
 
 
 def main() -> None:
@@ -89,15 +82,17 @@ def main() -> None:
         (0.5, asked.images, CALLS, None),
         ("search", asked.search, SEARCH_CALLS, ["msi"]),
     ):
-        plan = make_plan(alpha_min, columns=columns)  # type: ignore[arg-type]
         for method, heatmaps in maps.items():
-            found = ask(classifier, digits.images[:n], heatmaps[:n], digits.labels[:n], plan)
-            print(
-                f"{method}, alpha_min {alpha_min}, {n} images, {len(plan.asks)} masks", flush=True
-            )
+            probe = band_probe(classifier, alpha_min=alpha_min, columns=columns)
+            batch = batch_of(classifier, digits.images[:n], digits.labels[:n])
+            found = probe.answers(batch, {method: heatmaps[:n]})
+            masks = len(probe.bands) + 1
+            print(f"{method}, alpha_min {alpha_min}, {n} images, {masks} masks", flush=True)
             for score in ("accuracy", "confidence"):
                 for calls in budgets:
-                    few = make_plan(alpha_min, score, columns=columns, calls=calls)  # type: ignore[arg-type]
+                    few = band_probe(
+                        classifier, alpha_min=alpha_min, score=score, columns=columns, calls=calls
+                    )
                     row = errors(found, few, asked.draws)
                     about = {"method": method, "alpha_min": alpha_min, "score": score, "images": n}
                     exact_calls = float(found.calls.double().mean())

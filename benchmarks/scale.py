@@ -16,47 +16,48 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import nn
 
 from sufficit import Classifier
 from sufficit.data.images import ImageSource
+from sufficit.data.loader import Unit
 from sufficit.provenance import provenance
 from sufficit.runs.config import Workers, config_from
-from sufficit.runs.engine import Worker, compute, opened
 from sufficit.runs.job import Job, make_job
-from sufficit.runs.store import SCORES, StageFile
+from sufficit.runs.store import Store
+from sufficit.runs.unit_rows import Rows
+from sufficit.runs.workers import spreading
 
 
-class IdleWorker(Worker):
-    """Makes an empty file per unit."""
-
-    def work(self, unit, items, tick=None) -> list[StageFile]:
-        return [(self.stage, {}, {"names": unit.names})]
+def idle(unit: Unit, following: Unit | None = None) -> Rows:
+    """The rows of a unit without a row."""
+    return Rows(unit.number)
 
 
 def job_of(units: int) -> Job:
     """A job of so many units of one tiny image."""
     layers = nn.Sequential(nn.Flatten(), nn.Linear(3 * 4 * 4, 2)).eval()
     images = ImageSource.from_tensors(torch.zeros(units, 3, 4, 4), None, [0] * units)
-    options = {"leak": False, "alpha_curve": False, "columns": ["msi"], "controls": False}
-    config = config_from({"model": "", "data": "", "methods": ["center"], **options})
-    sources = {"center": "center"}
-    return make_job(config, classifier=Classifier(layers), images=images, sources=sources, unit=1)
+    options = {"checks": "none", "columns": ["msi"], "methods": ["center"]}
+    config = config_from({"model": "", "data": "", **options})
+    return make_job(config, classifier=Classifier(layers), images=images, unit=1)
 
 
 def measure(units: int, workers: int) -> dict[str, float]:
     """Compute the units once."""
     job, moments = job_of(units), list[float]()
     asked = Workers(count=workers) if workers else None
-    with opened(job, None, False, asked) as (placed, store, cluster):
-        store.start(placed.key(), placed.entries)
+    with TemporaryDirectory() as place, spreading(asked, job) as compute:
+        store = Store(Path(place)).start(job.key(), job.entries)
         start, busy = time.monotonic(), time.process_time()
-        worker = IdleWorker(placed, store)
-        compute(worker, lambda *_: moments.append(time.monotonic()), cluster)
+        for rows in compute(job, store, idle, [*job.units]):
+            store.write(rows)
+            moments.append(time.monotonic())
         busy = time.process_time() - busy
-        assert len(store.done(SCORES)) == units
+        assert len(store.done()) == units
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     return {
         "seconds to the first unit": round(moments[0] - start, 2),
