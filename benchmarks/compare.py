@@ -15,9 +15,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -27,13 +28,14 @@ from torchvision import models
 
 from sufficit import Classifier, View
 from sufficit.data.images import ImageSource, list_images
+from sufficit.data.loader import Unit
 from sufficit.provenance import provenance
 from sufficit.runs.config import RunConfig
-from sufficit.runs.drawing import holding
-from sufficit.runs.engine import quiet, run, scoring
+from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
-from sufficit.runs.spread import in_this_process, score_missing
+from sufficit.runs.spread import Score, in_this_process
 from sufficit.runs.store import Store
+from sufficit.runs.unit_rows import Rows
 
 Passes = Counter[tuple[int, bool]]
 
@@ -53,14 +55,6 @@ def _write_photograph(folder: Path, number: int, side: int) -> None:
     noisy = smooth + 0.1 * torch.randn(3, side, side, generator=generator)
     pixels = (noisy.clamp(0, 1) * 255).byte().permute(1, 2, 0).numpy()
     Image.fromarray(pixels).save(folder / str(number % 4) / f"{number:04d}.jpg", quality=90)
-
-
-def score(job: Job, folder: Path) -> None:
-    """Compute all units of a run, and write no results."""
-    with quiet(), Store.locked(folder) as owned:
-        store = owned.start(job.key(), job.entries)
-        held = holding(job, store, in_this_process, False)
-        score_missing(held, store, scoring(held), range(len(job.units)), in_this_process, False)
 
 
 @contextmanager
@@ -101,6 +95,20 @@ def bare_seconds(classifier: Classifier, passes: Passes, side: int) -> float:
     return total
 
 
+@dataclass
+class Clock:
+    """Computes units in this process, and notes when each was done."""
+
+    ends: list[float] = field(default_factory=list)
+
+    def __call__(
+        self, job: Job, store: Store, score: Score, units: Sequence[Unit]
+    ) -> Iterator[Rows]:
+        for rows in in_this_process(job, store, score, units):
+            self.ends.append(time.perf_counter())
+            yield rows
+
+
 def _wait(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize()
@@ -135,16 +143,13 @@ def main() -> None:
         few = list_images(photographs)[:: max(1, asked.images // 16)]
         warm = make_job(config, classifier=classifier, images=ImageSource(few))
         run(warm, None, progress=False)
-        job, folder = make_job(config, classifier=classifier), Path(place) / "run"
+        job, clock = make_job(config, classifier=classifier), Clock()
         with noting(model) as passes:
             _wait(classifier.device)
-            begun = time.perf_counter()
-            score(job, folder)
-            _wait(classifier.device)
-            whole = time.perf_counter() - begun
-        begun = time.perf_counter()
-        run(job, folder, progress=False)  # all units are there: it merges them
-        merging = time.perf_counter() - begun
+            started = time.perf_counter()
+            run(job, Path(place) / "run", progress=False, spread=clock)
+            ended = time.perf_counter()
+        whole, merging = clock.ends[-1] - started, ended - clock.ends[-1]
         bare = bare_seconds(classifier, passes, asked.side)
     masked = sum(n * times for (n, _), times in passes.items())
     outside = 1 - bare / whole

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torchvision import models
 
+from bands import band_probe
 from evaluate import bare, smooth_maps
 from sufficit import Classifier, View, evaluate
 from sufficit.classifier.acceleration import accelerated
@@ -77,8 +78,7 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, object]:
     maps = smooth_maps(len(images), asked.side).to(asked.device)
     with torch.no_grad():
         targets = classifier(images).argmax(1)
-    scores = evaluate(classifier, images, maps, targets)
-    calls, bands = int(scores.calls.sum()), scores.answers.bands
+    calls = int(evaluate(classifier, images, maps, targets).calls.sum())
     jobs: dict[str, Callable[[], object]] = {
         "eager": lambda: evaluate(classifier, images, maps, targets),
         "compiled": lambda: evaluate(fast, images, maps, targets),
@@ -86,6 +86,7 @@ def measure(name: str, asked: argparse.Namespace) -> dict[str, object]:
         "bare compiled": bare(fast, asked.side, calls, batch),
     }
     seconds = medians(side_by_side(jobs, asked.device, asked.rounds))
+    bands = band_probe(classifier).bands
     one, two = (predict(each, images, maps, targets, bands) for each in (classifier, fast))
     other = float((one.named != two.named).double().mean())
     rates = {job: calls / spent for job, spent in seconds.items()}

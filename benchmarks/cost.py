@@ -8,7 +8,7 @@ Nothing in the table is measured at its size. The rate is that of `compare` on f
 (results/compare-h200.json: ResNet50, 224 px, bf16), the calls are those of the plan, and the bytes
 are those of a small run with maps of 7x7 cells (results/storage-cpu.json). Prices are inputs.
 "At most" is the disk just before a run ends and deletes its units. Of requests to object storage,
-it counts a GET per image, and for each of the three files of a unit a PUT and a GET.
+it counts a GET per image, and for each of the two files of a unit a PUT and a GET.
 """
 
 import argparse
@@ -16,35 +16,41 @@ import json
 import math
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 from torch import nn
 
+from bands import band_probe
 from sufficit import Classifier
 from sufficit.data.images import ImageSource
-from sufficit.metrics.plan import make_plan
+from sufficit.data.loader import Unit
 from sufficit.provenance import provenance
-from sufficit.runs.config import CONTROLS, DONORS, METHODS, RunConfig, config_from
-from sufficit.runs.engine import Worker, compute
-from sufficit.runs.job import make_job
-from sufficit.runs.merge import write_results
-from sufficit.runs.store import Store
+from sufficit.runs.config import DONORS, METHODS, RunConfig, config_from
+from sufficit.runs.engine import run
+from sufficit.runs.job import Job, make_job
+from sufficit.runs.spread import Score, in_this_process
+from sufficit.runs.store import MAPS, UNITS, Store
+from sufficit.runs.unit_rows import Rows
+from sufficit.sources import CONTROLS
 
 RESULTS = Path(__file__).parent / "results"
 STORAGE = RESULTS / "storage-cpu.json"
 SIZES = (10**6, 10**8, 10**9)
 MEASURED = 64  # images of the small run
-SIDE, SHOWN = 224, 18  # pixels of an image, and most images per unit that a report may show
-OFTEN = 3  # files of a unit: scores, heatmaps, pixels
+SIDE = 224  # pixels of an image
+OFTEN = 2  # files of a unit: rows, maps
 BYTES = (
     "bytes of scores.parquet per image and method",
-    "bytes of heatmaps per image and method",
+    "bytes of maps per image and method",
     "bytes of curves.parquet per image, method and band",
-    "bytes of predictions per image, method and band, while it runs",
+    "bytes of units per image, method and band, while it runs",
 )
+
+
+NOTHING = Classifier(nn.Identity())  # it is not asked
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Run:
     def bands(self) -> int:
         """Bands per image and method."""
         steps = {"value_step": self.value_step, "percent_step": self.percent_step}
-        return len(make_plan(columns=self.columns, **steps).asks)
+        return len(band_probe(NOTHING, columns=self.columns, **steps).bands) + 1  # the whole image
 
     @property
     def calls(self) -> int:
@@ -88,19 +94,18 @@ def compute_table(price: float, gpus: int, unit: int, put: float, get: float) ->
     """A row per kind of run and number of images."""
     storage = json.loads(STORAGE.read_text())["results"]
     rows = []
-    for run in RUNS:
+    for kind in RUNS:
         for images in SIZES:
-            hours = images * run.calls / rate() / 3600
-            each, maps, curves, predictions = (storage[name] for name in BYTES)
-            kept = images * run.methods * (each + maps + curves * run.bands)
-            pixels = math.ceil(images / unit) * SHOWN * 3 * SIDE**2
-            most = kept + images * run.methods * predictions * run.bands + pixels
+            hours = images * kind.calls / rate() / 3600
+            each, maps, curves, units = (storage[name] for name in BYTES)
+            kept = images * kind.methods * (each + maps + curves * kind.bands)
+            most = kept + images * kind.methods * units * kind.bands
             requests = images * get / 1000 + math.ceil(images / unit) * OFTEN * (put + get) / 1000
             rows.append(
                 [
-                    run.words,
+                    kind.words,
                     f"10^{round(math.log10(images))}",
-                    f"{run.calls:,}",
+                    f"{kind.calls:,}",
                     _few(hours),
                     _few(hours / gpus / 24),
                     _few(hours * price),
@@ -141,22 +146,35 @@ def measure(images: int = MEASURED) -> dict[str, float]:
     classifier = Classifier(nn.Sequential(*layers, nn.Flatten(), nn.Linear(8, 10)).eval(), "1")
     pixels = torch.rand(images, 3, SIDE, SIDE)
     source = ImageSource.from_tensors(pixels, None, [k % 10 for k in range(images)])
-    options = {"model": "", "data": "", "donors": 2, "alpha_curve": False}
+    checks = ("controls", "fill", "leak")
+    options = {"model": "", "data": "", "donors": 2, "checks": checks, "calls": "exact"}
     job = make_job(config_from(options), classifier=classifier, images=source)
+    found: dict[str, float] = {}
+
+    def measured(job: Job, store: Store, score: Score, units: Sequence[Unit]) -> Iterator[Rows]:
+        """Compute the units, and look at the files of those that are done."""
+        for rows in in_this_process(job, store, score, units):
+            yield rows
+            done = [*(store.folder / UNITS).glob("unit-*")]
+            if done:
+                sizes = sum(path.stat().st_size for path in done)
+                found["units"] = sizes / (len(done) * len(rows))  # per image
+
     with tempfile.TemporaryDirectory() as folder:
-        store = Store(Path(folder))
-        store.start(job.key(), job.entries)
-        compute(Worker(job, store), progress=False)
-        during = _bytes(store.folder, "units/scores-*")
-        files = len([*store.folder.glob("*/*-000000.safetensors")]) - 1  # the donors' is one
-        write_results(job, store, {}, flat=False, temporary=False)
-        rows = {name: _bytes(store.folder, f"*/{name}.parquet") for name in ("scores", "curves")}
-        maps = _bytes(store.folder, "heatmaps/*")
-    assert files == OFTEN, files
+        place = Path(folder) / "run"
+        run(job, place, progress=False, spread=measured)
+        rows = {name: _bytes(place, f"*/{name}.parquet") for name in ("scores", "curves")}
+        maps = _bytes(place, f"{MAPS}/*")
     each = images * len(job.sources)
-    bands = each * len(job.plan.asks)
-    found = (rows["scores"] / each, maps / each, rows["curves"] / bands, during / bands)
-    return dict(zip(BYTES, found, strict=True)) | {"images": images}
+    assert job.first_probe is not None
+    bands = each * (len(job.first_probe.bands) + 1)
+    per = (
+        rows["scores"] / each,
+        maps / each,
+        rows["curves"] / bands,
+        images * found["units"] / bands,
+    )
+    return dict(zip(BYTES, per, strict=True)) | {"images": images}
 
 
 def _bytes(folder: Path, pattern: str) -> int:

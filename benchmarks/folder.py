@@ -11,8 +11,10 @@ two take turns.
 
 import argparse
 import json
+import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,7 +22,7 @@ import torch
 from safetensors.torch import save_file
 from torchvision import models
 
-from compare import score, write_photographs
+from compare import Clock, write_photographs
 from evaluate import bare, smooth_maps
 from sufficit import Classifier, View
 from sufficit.classifier.acceleration import accelerated
@@ -81,13 +83,14 @@ def main() -> None:
             checks=("none",),
             targets="label",
         )
+        scoring_seconds: list[float] = []
 
         def evaluate() -> RunResults:
-            return run(make_job(config, classifier=classifier), None, progress=False)
-
-        def score_only() -> None:
-            with tempfile.TemporaryDirectory() as folder:
-                score(make_job(config, classifier=classifier), Path(folder) / "run")
+            clock, started = Clock(), time.perf_counter()
+            job = make_job(config, classifier=classifier)
+            found = run(job, None, progress=False, spread=clock)
+            scoring_seconds.append(clock.ends[-1] - started)
+            return found
 
         calls = evaluate().record.model_calls
         batch = usual_batch(classifier, (3, asked.side, asked.side))
@@ -95,12 +98,11 @@ def main() -> None:
             batch = best_batch(classifier, asked.side, calls, asked.device)
         jobs: dict[str, Callable[[], object]] = {
             "evaluate": evaluate,
-            "score": score_only,
             "bare": bare(classifier, asked.side, calls, batch),
         }
         seconds = medians(side_by_side(jobs, asked.device, asked.rounds))
     share = seconds["bare"] / seconds["evaluate"]
-    scoring = seconds["bare"] / seconds["score"]
+    scoring = seconds["bare"] / statistics.median(scoring_seconds[1:])
     print(
         f"{asked.model}, {asked.images} files of {2 * asked.side} px, seen at {asked.side} px,"
         f" {calls} passes: {calls / seconds['evaluate']:.0f} a second, the bare model"

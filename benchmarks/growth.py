@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision import models
 
+from bands import band_probe
 from sufficit import Classifier, evaluate
 from sufficit.provenance import provenance
 
@@ -41,6 +42,8 @@ def smooth(n: int, side: int, seed: int) -> Tensor:
 def score(classifier: Classifier, bands: int, methods: int, pixels: int, images: int) -> int:
     """Score so many heatmaps of so many images; the model calls it took."""
     value_step, percent_step = STEPS[bands]
+    probe = band_probe(classifier, value_step=value_step, percent_step=percent_step)
+    assert len(probe.bands) + 1 == bands  # and the whole image
     pictures = torch.rand(images, 3, pixels, pixels, generator=torch.Generator().manual_seed(0))
     calls = 0
     for method in range(methods):
@@ -48,7 +51,6 @@ def score(classifier: Classifier, bands: int, methods: int, pixels: int, images:
         scores = evaluate(
             classifier, pictures, maps, value_step=value_step, percent_step=percent_step
         )
-        assert len(scores.answers.bands) == bands
         calls += int(scores.calls.sum())
     return calls
 

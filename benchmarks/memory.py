@@ -4,9 +4,8 @@
 
 Images of 16 px are made up and written to shards, found, explained by Grad-CAM and scored by a
 small net on coarse curves, with the memory of the process at ten points; then the results are
-merged. After that predictions for all bands of the usual settings are made up for as many images,
-and merged and written as a run does it. Each number of images has a process of its own. Memory
-is that which only this process can give back (RssAnon): pages of files are the system's to drop.
+merged (merge.py has the usual columns). Each number of images has a process of its own. Memory is
+that which only this process can give back (RssAnon): pages of files are the system's to drop.
 """
 
 import argparse
@@ -34,8 +33,6 @@ from sufficit.provenance import provenance
 from sufficit.runs.config import UNIT, RunConfig
 from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
-from sufficit.runs.merge import write_results
-from sufficit.runs.store import SCORES, Store
 
 SIDE, SHARD = 16, 10_000
 POINTS = 10
@@ -100,8 +97,8 @@ def job_on(place: Path, images: int, **options: Any) -> Job:
     write_shards(place / "shards", images)
     config = RunConfig(
         calls="exact",
-        model="small", data=str(place / "shards"), methods=("gradcam",), controls=False, leak=False,
-        alpha_curve=False, targets="label", **options,
+        model="small", data=str(place / "shards"), methods=("gradcam",), checks=("none",),
+        targets="label", **options,
     )  # fmt: skip
     return make_job(config, classifier=small_net())
 
@@ -125,42 +122,11 @@ def scored(images: int, place: Path) -> dict[str, Any]:
     return found | {"points": points, "growth_mib": points[-1]["mib"] - points[1]["mib"]}
 
 
-def merged(images: int, place: Path) -> dict[str, Any]:
-    """Made-up predictions for all bands of the usual settings, merged and written."""
-    job, found = job_on(place, images), dict[str, float]()
-    store, plan = Store(place / "run"), job.plan
-    store.start(job.key(), job.entries)
-    generator = torch.Generator().manual_seed(0)
-    for unit in job.units:
-        n = len(unit)
-        drawn = torch.rand(n, len(plan.asks), generator=generator)
-        shares = torch.rand(n, len(plan.weighs), generator=generator, dtype=torch.float64)
-        whole = torch.zeros(n, dtype=torch.long)
-        parts = {"named": drawn.round(), "confidences": drawn, "shares": shares}
-        parts |= {"targets": whole, "calls": whole}
-        facts = {"names": unit.names, "numbers": [entry.number for entry in unit.entries]}
-        # Of two shapes, so that no images are chosen to be shown: there are none in the store.
-        shape = [3, SIDE, SIDE + unit.number % 2]
-        facts |= {"skipped": {}, "shape": shape, "empty": {"gradcam": 0}, "stretched": []}
-        store.write(SCORES, unit.number, {f"gradcam/{k}": v for k, v in parts.items()}, facts)
-    before = resident()
-    with peak(found, "merged"):
-        write_results(job, store, 0.5, flat=False, temporary=False)
-    predictions_mib = 2 * 4 * images * len(plan.asks) / 2**20
-    return found | {
-        "before_mib": before,
-        "bands": len(plan.asks),
-        "predictions_mib": predictions_mib,
-    }
-
-
 def measured(images: int) -> dict[str, Any]:
-    """Both, for so many images."""
-    found: dict[str, Any] = {"images": images}
-    for step in (scored, merged):
-        with tempfile.TemporaryDirectory() as place:
-            found[step.__name__] = step(images, Path(place))
-            print(json.dumps(found[step.__name__]), flush=True)
+    """A run on so many images."""
+    with tempfile.TemporaryDirectory() as place:
+        found = {"images": images, "scored": scored(images, Path(place))}
+    print(json.dumps(found), flush=True)
     return found
 
 

@@ -3,10 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/merge.py --out benchmarks/results/merge-cpu.json
     OMP_NUM_THREADS=1 python benchmarks/merge.py --images 50000 --profile
 
-The units are those of `compare` as it is by default: five CAMs and two controls, 26 masks per image,
-leakage, a held-out fill, 32 images per unit. One unit is computed by a small network. Its rows, with
-other random numbers in every unit, are written as all units, by a process of its own. Another
-process merges them into tables, means, intervals and tests, reads the results as `sufficit report`
+The units are those of `compare` as it is by default: five CAMs and two controls, 26 masks per
+image, leakage, a held-out fill, 32 images per unit. One unit is computed by a small network. Its
+rows, with other random numbers in every unit, are written as all units, by a process of its own.
+Another process merges them into tables, means, intervals and tests, reads the results as `report`
 does, and writes the report. Printed for each number of images: seconds, images per second, and the
 most memory that process ever had (VmHWM, files that are mapped included).
 """
@@ -33,9 +33,11 @@ from sufficit.data.images import ImageSource
 from sufficit.metrics.column import CANDIDATE
 from sufficit.provenance import provenance
 from sufficit.runs.config import METHODS, UNIT, config_from
+from sufficit.runs.drawing import holding
 from sufficit.runs.engine import score_unit
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.results import RunResults
+from sufficit.runs.spread import in_this_process
 from sufficit.runs.store import Store
 from sufficit.runs.table import write_results
 from sufficit.runs.unit_rows import Rows
@@ -69,8 +71,6 @@ def write_units(images: int, place: Path) -> None:
     job = job_of(images)
     small = job_of(UNIT, "controls,fill,leak")  # all donors are among these images
     with Store.locked(place / "small") as store:
-        from sufficit.runs.engine import holding, in_this_process
-
         started = store.start(small.key(), small.entries)
         small = holding(small, started, in_this_process, None)
         rows = score_unit(small, small.units[0])
@@ -119,7 +119,7 @@ def most() -> float:
 def merge_units(images: int, place: Path, profiled: bool) -> dict[str, float]:
     """Merge the units and read the results; time and memory."""
     job, found = job_of(images), {"before_mib": most()}
-    store = replace(Store(place), run="")
+    store = Store(place)
     _ = job.probes
     profile = cProfile.Profile()
     started, spent = time.perf_counter(), time.process_time()

@@ -10,22 +10,18 @@ many seeds: the standard error of a mean over the images, and how far it is from
 import argparse
 import json
 import sys
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
+from bands import band_probe
 from sufficit import Classifier, Lax, explain
 from sufficit.data.digits import synthetic_digits
-from sufficit.evaluation import batch_of, schedules_for
-from sufficit.metrics.columns import ALPHA_GRID, metrics_named
-from sufficit.perturbation.bands import EVERYTHING
-from sufficit.perturbation.masked_model import MaskedModel
-from sufficit.perturbation.predictions import Predictions, ScoreKind
+from sufficit.evaluation import batch_of
+from sufficit.perturbation.predictions import Predictions
 from sufficit.probes.band import BandProbe
-from sufficit.probes.standard import Scoring
 from sufficit.provenance import provenance
 
 CALLS = (10, 18, 26, 50, 100)
@@ -33,40 +29,26 @@ SEARCH_CALLS = (26, 50, 100, 200)
 PICKED = ("named", "confidences")
 
 
-def probe_of(
-    classifier: Classifier,
-    alphas: Sequence[float],
-    columns: Sequence[str] | None,
-    score: ScoreKind = "accuracy",
-    calls: int | None = None,
-) -> BandProbe:
-    """The probe of the columns' bands at each alpha_min; of MSI alone it is that of a search."""
-    schedules = schedules_for(alphas, score, 0.01, 0.02)
-    metrics = metrics_named(columns, {}, truth=False, sampled=calls is not None)
-    found = [replace(c, schedules=tuple(schedules)) for c in Scoring(metrics, schedules[0]).columns]
-    return BandProbe(MaskedModel(classifier), tuple(found), most=calls)
-
-
-def replayed(predictions: Predictions, few: BandProbe, seed: int) -> Predictions:
-    """What a probe with few calls would have answered, from the predictions of all."""
-    assert few.drawing is not None
-    assert (EVERYTHING, *few.bands) == predictions.bands
-    names = [str(i) for i in range(len(predictions.targets))]
-    drawn = torch.nn.functional.pad(few.drawing.draw(names, seed) + 1, (1, 0))  # the whole image
+def replayed(predictions: Predictions, probe: BandProbe, seed: int) -> Predictions:
+    """What a probe with few calls would have been answered, from the predictions of all masks."""
+    sampling = probe.drawing
+    assert sampling is not None
+    drawn = sampling.draw([str(i) for i in range(len(predictions.targets))], seed)
+    drawn = torch.nn.functional.pad(drawn + 1, (1, 0))  # the whole image comes first
+    counts = torch.nn.functional.pad(sampling.counts, (1, 0), value=1.0)
     picked = {part: getattr(predictions, part).gather(1, drawn.long()) for part in PICKED}
     calls = torch.tensor([len(row.unique()) for row in drawn])
-    counts = few.drawing.counts_with_whole
     return replace(predictions, drawn=drawn, counts=counts, calls=calls, **picked)
 
 
-def errors(predictions: Predictions, few: BandProbe, draws: int) -> dict[str, Any]:
+def errors(predictions: Predictions, probe: BandProbe, draws: int) -> dict[str, Any]:
     """Standard errors of the exact and of the sampled mean, and the rms error of the latter."""
-    exact, n = few.values(predictions), len(predictions.targets)
+    exact, n = probe.values(predictions), len(predictions.targets)
     spread, error, calls = dict.fromkeys(exact, 0.0), dict.fromkeys(exact, 0.0), 0.0
     for seed in range(draws):
-        found = replayed(predictions, few, seed)
+        found = replayed(predictions, probe, seed)
         calls += float(found.calls.double().mean()) / draws
-        for name, values in few.values(found).items():
+        for name, values in probe.values(found).items():
             spread[name] += float(values.var()) / draws
             error[name] += float(values.mean() - exact[name].mean()) ** 2 / draws
     rows = {
@@ -77,7 +59,7 @@ def errors(predictions: Predictions, few: BandProbe, draws: int) -> dict[str, An
         }
         for name, values in exact.items()
     }
-    return {"calls": few.most, "asked": calls, "standard_errors": rows}
+    return {"calls": probe.most, "asked": calls, "standard_errors": rows}
 
 
 def main() -> None:
@@ -96,21 +78,21 @@ def main() -> None:
         "gradcam": explain(*given, method="gradcam"),
     }
     results: list[dict[str, Any]] = []
-    cases: list[tuple[float | str, int, Sequence[int], list[str] | None]] = [
+    for alpha_min, n, budgets, columns in (
         (0.5, asked.images, CALLS, None),
         ("search", asked.search, SEARCH_CALLS, ["msi"]),
-    ]
-    for alpha_min, n, budgets, columns in cases:
-        alphas = ALPHA_GRID if isinstance(alpha_min, str) else [alpha_min]
-        probe = probe_of(classifier, alphas, columns)
-        batch = batch_of(classifier, digits.images[:n], digits.labels[:n])
+    ):
         for method, heatmaps in maps.items():
+            probe = band_probe(classifier, alpha_min=alpha_min, columns=columns)
+            batch = batch_of(classifier, digits.images[:n], digits.labels[:n])
             found = probe.answers(batch, {method: heatmaps[:n]})
-            masks = len(found.bands)
+            masks = len(probe.bands) + 1
             print(f"{method}, alpha_min {alpha_min}, {n} images, {masks} masks", flush=True)
-            for score in get_args(ScoreKind):
+            for score in ("accuracy", "confidence"):
                 for calls in budgets:
-                    few = probe_of(classifier, alphas, columns, score, calls)
+                    few = band_probe(
+                        classifier, alpha_min=alpha_min, score=score, columns=columns, calls=calls
+                    )
                     row = errors(found, few, asked.draws)
                     about = {"method": method, "alpha_min": alpha_min, "score": score, "images": n}
                     exact_calls = float(found.calls.double().mean())

@@ -139,7 +139,7 @@ def test_the_file_of_a_run_is_shown_as_well(comparison, tmp_path: Path) -> None:
     from sufficit import RunResults
 
     again = compare(
-        small(), random_images(4), {"a": maps()}, LABELS, out=tmp_path / "run", leak=False,
+        small(), random_images(4), {"a": maps()}, LABELS, out=tmp_path / "run", checks="none",
         progress=False, **STEPS,
     )  # fmt: skip
     assert RunResults.read(tmp_path / "run")._repr_html_() == again._repr_html_()

@@ -485,7 +485,18 @@ def planted(fault: Fault, tree: Path) -> Outcome:
 
 def run_tests(tests: str, tree: Path) -> tuple[int, str]:
     """Run tests of the copy up to the first failure; return the exit code and what they print."""
-    options = ["-n", "0", "-x", "-q", "--no-header", "--tb=short", "-p", "no:cacheprovider"]
+    options = [
+        "-n",
+        "0",
+        "-m",
+        "slow or not slow",
+        "-x",
+        "-q",
+        "--no-header",
+        "--tb=short",
+        "-p",
+        "no:cacheprovider",
+    ]
     found = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests.split()],
         cwd=tree,

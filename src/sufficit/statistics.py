@@ -95,16 +95,43 @@ def sign_flip(sums: Floats, *, draws: int = DRAWS, seed: int = 0) -> tuple[float
     >>> sign_flip(np.array([1.0, 2.0, 3.0]))       # of eight patterns, +++ and --- reach 6
     (0.25, True)
     """
-    moved = sums[(sums != 0) & ~np.isnan(sums)]
-    # Sums that are equal but for rounding count as equal.
-    far = abs(moved.sum()) - 1e-12 * np.abs(moved).sum()
-    if len(moved) <= ENUMERATED:
-        return float((np.abs(_signed_sums(moved)) >= far).mean()), True
-    random, totals = np.random.default_rng(seed), np.zeros(draws)
-    for eight in np.pad(moved, (0, -len(moved) % 8)).reshape(-1, 8):
-        # One random byte per draw picks one of the 256 signed sums of eight values.
-        totals += _signed_sums(eight)[np.frombuffer(random.bytes(draws), np.uint8)]
-    return (1 + int((np.abs(totals) >= far).sum())) / (1 + draws), False
+    return sign_flips(sums[:, None], draws=draws, seed=seed)[0]
+
+
+def sign_flips(sums: Floats, *, draws: int = DRAWS, seed: int = 0) -> list[tuple[float, bool]]:
+    """Return what `sign_flip` returns for every column: [groups,columns]."""
+    moved = [column[(column != 0) & ~np.isnan(column)] for column in sums.T]
+    many = [k for k, values in enumerate(moved) if len(values) > ENUMERATED]
+    totals = dict(zip(many, _random_totals([moved[k] for k in many], draws, seed), strict=True))
+    found = []
+    for k, values in enumerate(moved):
+        # Sums that are equal but for rounding count as equal.
+        far = abs(values.sum()) - 1e-12 * np.abs(values).sum()
+        if k in totals:
+            hits = int((np.abs(totals[k]) >= far).sum())
+            found.append(((1 + hits) / (1 + draws), False))
+        else:
+            found.append((float((np.abs(_signed_sums(values)) >= far).mean()), True))
+    return found
+
+
+def _random_totals(columns: Sequence[Floats], draws: int, seed: int) -> list[Floats]:
+    """Return the sums of columns under random signs, the same signs for all: [draws] each."""
+    if not columns:
+        return []
+    longest = max(map(len, columns))
+    values = np.zeros((-(-longest // 8) * 8, len(columns)))
+    for k, column in enumerate(columns):
+        values[: len(column), k] = column
+    random, negative = np.random.default_rng(seed), np.zeros((draws, len(columns)))
+    for start in range(0, len(values), 64):
+        some = values[start : start + 64]
+        # One random byte per draw has the signs of eight values.
+        drawn = np.stack(
+            [np.frombuffer(random.bytes(draws), np.uint8) for _ in range(len(some) // 8)], axis=1
+        )
+        negative += np.unpackbits(drawn, axis=1, bitorder="little").astype(np.float64) @ some
+    return [*(values.sum(axis=0) - 2 * negative).T]
 
 
 def holm(p_values: Floats) -> Floats:
@@ -300,7 +327,7 @@ def _pairs_of(sums: Sums, couples: Sequence[tuple[str, str]], chance: Chance) ->
     differences *= [1.0 if pair in sums.columns else -1.0 for pair in couples]
     found = moments(differences, counts)
     low, high = found.interval(chance.level)
-    flips = [sign_flip(c, draws=chance.draws, seed=chance.seed) for c in differences.T]
+    flips = sign_flips(differences, draws=chance.draws, seed=chance.seed)
     p_values = np.fmax([p for p, _ in flips], found.p_values())
     exact = [whole for _, whole in flips]
     parts = (p_values, holm(p_values), low, high, found.means, counts.sum(axis=0))

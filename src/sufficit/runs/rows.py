@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from torch import Tensor
 
 from sufficit.data.heatmap_files import heatmap_writer
@@ -19,7 +18,7 @@ from sufficit.files import make_folder, writing
 from sufficit.metrics.metric import CURVES, Curve, Schedule, curves_of
 from sufficit.outside import csv_cell
 from sufficit.probes.band import CURVE, BandProbe
-from sufficit.runs.unit_rows import Rows
+from sufficit.runs.unit_rows import StoredUnit
 from sufficit.sums import Floats
 
 if TYPE_CHECKING:
@@ -56,7 +55,7 @@ class SourceWriter:
         self._map = None
         if heatmaps:
             self._map = closing.enter_context(heatmap_writer(place / "heatmaps.npz"))
-        self._sums: dict[str, Tensor] = {}  # of a curve's kind: sum and count at each point
+        self._sums: dict[str, Floats] = {}  # of a curve's kind: sum and count at each point
 
     def add(
         self, names: Sequence[str], targets: npt.NDArray[np.int64], columns: Mapping[str, Floats]
@@ -73,10 +72,12 @@ class SourceWriter:
             table = table.replace_schema_metadata({ESTIMATES: b"each image's values"})
         self._rows(table)
 
-    def add_curves(self, rows: Rows, source: str) -> None:
+    def add_curves(self, rows: StoredUnit, source: str) -> None:
         """Add up the curves of a unit; write those of each image where all masks were asked."""
-        for name, curve in rows.curves.get(source, {}).items():
-            self._sums[name] = self._sums.get(name, torch.zeros_like(curve)) + curve
+        for name, curve in rows.curves_of(source).items():
+            if name not in self._sums:
+                self._sums[name] = np.zeros_like(curve)
+            self._sums[name] += curve
         if self._curves is not None and source in rows.answers:
             assert self._asked is not None
             answers = self._asked.kept(rows.answers[source])
@@ -95,7 +96,8 @@ class SourceWriter:
         for key, (total, count) in self._sums.items():
             name, _, kind = key.removeprefix(CURVE).rpartition(".")
             curve = found.setdefault(name, {"grid": [*CURVES[name](self._schedule)]})
-            curve[kind] = (total / count).tolist()
+            with np.errstate(invalid="ignore"):  # a point that no image was asked
+                curve[kind] = (total / count).tolist()
         return found
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from sufficit.errors import UserError, cannot_resume
 from sufficit.files import is_unfinished, make_folder, names_in, read_json, remove_folder, writing
 from sufficit.lock import locked
 from sufficit.provenance import plain, save_json
-from sufficit.runs.unit_rows import Rows
+from sufficit.runs.unit_rows import Rows, StoredUnit
 from sufficit.sources import CONTROLS, Maps
 
 UNITS, MAPS = "units", "drawn"  # folders: one while a run lasts, one for good
@@ -32,9 +32,12 @@ FILES = (
     *("RUN.toml", "report.html", "sheet.png", "curves.png"),
 )
 MOST_RECORD = 2**28  # bytes of a run.json
-FORMAT = 8  # of the files below units/; a run of another format is not resumed
+FORMAT = 9  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
 MACHINE = ("device", "torch", "versions", "compiled")  # may differ when every unit is there
+
+
+Values = TypeVar("Values")
 
 
 @dataclass(frozen=True)
@@ -118,12 +121,14 @@ class Store:
         """Write a unit's maps, then its rows, which make it done: whole or not at all."""
         self.write_maps(rows, kind)
         tensors = {"targets": rows.targets}
-        columns = {}
+        columns, points = {}, {}
         for source, values in rows.values.items():
             columns[source] = [*values]
             tensors[f"values/{source}"] = torch.stack([*values.values()], dim=1)
+        # One tensor for all curves: a run has thousands of files, read twice at its end.
         for source, curves in rows.curves.items():
-            tensors |= {f"curves/{source}/{name}": curve for name, curve in curves.items()}
+            points[source] = {name: curve.shape[1] for name, curve in curves.items()}
+            tensors[f"curves/{source}"] = torch.cat([*curves.values()], dim=1)
         for source, parts in rows.answers.items():
             tensors |= {f"answers/{source}/{name}": part for name, part in parts.items()}
         facts = {
@@ -133,6 +138,7 @@ class Store:
             "notes": rows.notes,
             "remark": rows.remark,
             "columns": columns,
+            "points": points,
         }
         self._save(self.path(rows.unit, kind), tensors, facts)
 
@@ -143,12 +149,26 @@ class Store:
         for source, names in file.facts["columns"].items():
             values = file.tensors[f"values/{source}"].unbind(1)
             rows.values[source] = dict(zip(names, values, strict=True))
-        for name, tensor in file.tensors.items():
-            what, _, rest = name.partition("/")
-            if what in ("curves", "answers"):
-                source, _, part = rest.rpartition("/")
-                getattr(rows, what).setdefault(source, {})[part] = tensor
+        for source, points in file.facts["points"].items():
+            parts = file.tensors[f"curves/{source}"].split([*points.values()], dim=1)
+            rows.curves[source] = dict(zip(points, parts, strict=True))
+        rows.answers = _by_source(file.tensors, "answers/")
         return rows
+
+    def read_arrays(self, unit: int, *, answers: bool = False) -> StoredUnit:
+        """A unit's rows as arrays: a fifth of the time of `read`."""
+        arrays, facts = self._checked(self.path(unit), read_arrays)
+        parts = {n: torch.from_numpy(a.copy()) for n, a in arrays.items() if answers}
+        return StoredUnit(
+            unit,
+            **_row_facts(facts),
+            targets=arrays["targets"],
+            columns=facts["columns"],
+            values={source: arrays[f"values/{source}"] for source in facts["columns"]},
+            points=facts["points"],
+            curves={source: arrays[f"curves/{source}"] for source in facts["points"]},
+            answers=_by_source(parts, "answers/"),
+        )
 
     # Maps
 
@@ -198,15 +218,25 @@ class Store:
         save_tensors(path, tensors, {RUN: self.run, **plain(facts)})
 
     def _load(self, path: Path, wanted: Callable[[str], bool] = lambda _: True) -> UnitFile:
-        try:
+        def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             found = read_tensors(path, wanted)
-            if found.facts.pop(RUN, "") != self.run and self.run:
+            return found.tensors, found.facts
+
+        return UnitFile(*self._checked(path, read))
+
+    def _checked(
+        self, path: Path, read: Callable[[Path], tuple[dict[str, Values], dict[str, Any]]]
+    ) -> tuple[dict[str, Values], dict[str, Any]]:
+        """Values and facts of a file; raise where it is broken, or of another run."""
+        try:
+            values, facts = read(path)
+            if facts.pop(RUN, "") != self.run and self.run:
                 raise ValueError("a run with other settings or images wrote it")
         except Exception as error:  # safetensors has errors of its own
             raise UserError(
                 f"cannot read {path} ({error}): delete it and run the same command again"
             ) from error
-        return found
+        return values, facts
 
     def remove_units(self) -> None:
         """Delete what only a resume needs, and what killed processes left half written."""
@@ -388,6 +418,26 @@ def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> 
 def _below(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names have this start, which they lose."""
     return {n.removeprefix(start): one for n, one in tensors.items() if n.startswith(start)}
+
+
+def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What `save_tensors` wrote, as arrays, by one read of the file."""
+    from safetensors.numpy import load
+
+    content = path.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")  # of the header, which `load` does not return
+    arrays = load(content)
+    return arrays, json.loads(json.loads(content[8:end])["__metadata__"]["facts"])
+
+
+def _by_source(tensors: Mapping[str, Tensor], start: str) -> dict[str, dict[str, Tensor]]:
+    """Tensors whose names are start, source/part: by source and part."""
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        if name.startswith(start):
+            source, _, part = name.removeprefix(start).rpartition("/")
+            found.setdefault(source, {})[part] = tensor
+    return found
 
 
 def _row_facts(facts: Mapping[str, Any]) -> dict[str, Any]:

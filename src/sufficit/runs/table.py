@@ -38,7 +38,7 @@ from sufficit.runs.rows import SourceWriter, csv_writer
 from sufficit.runs.search import Search
 from sufficit.runs.shown import heatmaps_of, write_shown
 from sufficit.runs.store import Store
-from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, Rows
+from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, StoredUnit
 from sufficit.similarity import RankedCondition, correlations
 from sufficit.sources import STRETCHED
 from sufficit.statistics import Estimate, estimates_of, ratio_of, standing_of
@@ -203,7 +203,8 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
                 _add_notes(totals, rows, store, closing)
             if not group.names:
                 continue
-            halves = halves_of(group.names, job.config.seed)
+            split = any(own.shares for own in shares.values())
+            halves = halves_of(group.names if split else (), job.config.seed)
             visible = {
                 source: _visible(columns, headings, shares[source], halves, sampled)
                 for source, columns in group.table.items()
@@ -244,7 +245,7 @@ def _visible(
             for name, values in columns.items()
             if name.startswith(CALLS) and name not in sampled
         ),
-        start=np.zeros(len(halves)),
+        start=np.zeros(len(columns[RIGHT])),
     )
     found = {RIGHT: own[RIGHT], "calls": calls}
     return found | {name: own[name] for name in headings if name in own}
@@ -315,7 +316,7 @@ def _add_conditions(
             totals.right[condition.key] = known
 
 
-def _add_notes(totals: Totals, rows: Rows, store: Store, closing: ExitStack) -> None:
+def _add_notes(totals: Totals, rows: StoredUnit, store: Store, closing: ExitStack) -> None:
     """Add what a unit says besides its rows; skipped images are written down."""
     for kind, found in rows.notes.items():
         if kind == SKIPPED and found:

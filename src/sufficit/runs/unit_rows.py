@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -68,3 +70,32 @@ class Rows:
         """Say something of some images."""
         if found:
             self.notes.setdefault(kind, {}).update(found)
+
+
+@dataclass(frozen=True)
+class StoredUnit:
+    """The rows of a unit as arrays, as they are in its file: thousands of them are added up."""
+
+    unit: int
+    names: tuple[str, ...]
+    numbers: tuple[int, ...]
+    targets: npt.NDArray[np.int64]
+    shape: tuple[int, ...]
+    notes: Notes
+    remark: str
+    columns: Mapping[str, Sequence[str]]  # source -> the names of its columns
+    values: Mapping[str, npt.NDArray[np.float64]]  # source -> [n,columns]
+    points: Mapping[str, Mapping[str, int]]  # source -> curve -> its number of points
+    curves: Mapping[str, npt.NDArray[np.float64]]  # source -> sums, counts of all curves [2,points]
+    answers: Mapping[str, Columns]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def curves_of(self, source: str) -> dict[str, npt.NDArray[np.float64]]:
+        """The curves of a source by name: sums and counts at each point, [2,P]."""
+        found, start = {}, 0
+        for name, points in self.points.get(source, {}).items():
+            found[name] = self.curves[source][:, start : start + points]
+            start += points
+        return found
