@@ -513,12 +513,16 @@ def facts_of(name: str, out: Path) -> dict[str, Any]:
     sources = {name: own for name, own in summary.items() if (out / name).is_dir()}
     if searched := [own["ceiling"]["mean"] for own in sources.values() if "ceiling" in own]:
         facts["ceiling"] = {"searched": searched[0]}
-        facts["ceiling"]["msi"] = {name: own["msi_ceiling"]["mean"] for name, own in sources.items()}
+        facts["ceiling"]["msi"] = {
+            name: own["msi_ceiling"]["mean"] for name, own in sources.items()
+        }
     if run.get("alpha_curve"):
         facts["alpha_curve"] = {
             key: run["alpha_curve"][key] for key in ("alphas", "images", "mean_msi")
         }
-    head = {name: own["random_head"]["mean"] for name, own in sources.items() if "random_head" in own}
+    head = {
+        name: own["random_head"]["mean"] for name, own in sources.items() if "random_head" in own
+    }
     if head:
         facts["head"] = head
     if run.get("within"):
