@@ -174,7 +174,7 @@ def test_explain_with_a_fit_returns_regions_whose_certificates_the_model_confirm
     for row, found in enumerate(regions.certificates):
         mask = regions.heatmaps[row] >= 0.5
         assert abs(float(mask.double().mean()) - found.share) <= 1 / 4096
-        assert [one.asked for one in found.fills] == [True, True, False]
+        assert [one.asked for one in found.fills] == [True, True, True, False]
         for around in found.fills:
             image, fill = batch.images[row : row + 1], FILLS[around.fill]
             parts = {"region": mask, "rest": ~mask, "nothing": mask & False}
@@ -189,7 +189,7 @@ def test_explain_with_a_fit_returns_regions_whose_certificates_the_model_confirm
         assert f"{found.share:.0%} of this image is enough" in found.sentence
     frame = regions.frame()
     assert frame["share"].tolist() == [one.share for one in regions]
-    assert frame["mean_region"].tolist() == [one.fills[2].region.name for one in regions]
+    assert frame["mean_region"].tolist() == [one.fills[3].region.name for one in regions]
 
 
 def said(name: str, target: str = "tabby", confidence: float = 0.9) -> Said:
