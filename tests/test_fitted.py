@@ -158,7 +158,9 @@ def test_a_run_scores_the_cut_under_a_fill_it_has_not_asked(tmp_path) -> None:
     conditions = {one.key: one.fill for one in result.conditions}
     assert conditions["held_out"] == "mean"
     rows = result.rows["gradcam+fit"]
-    assert (rows["fit_enough"] == 1).all()
+    # Where no part is enough with every fill, the region is the whole image.
+    assert ((rows["fit_enough"] == 1) | (rows["fit_share"] == 1)).all()
+    assert rows["fit_enough"].sum() >= 4
     # alpha_min marks exactly the region, and alone it is right with black around it.
     assert rows["mask_penalty"].sub(rows["fit_share"]).abs().max() <= 1 / 4096
     assert result.table().at["gradcam+fit", "msi"] > result.table().at["gradcam", "msi"]
