@@ -152,7 +152,8 @@ def test_a_word_cuts_any_source_and_draws_its_map_once() -> None:
 def test_a_run_scores_the_cut_under_a_fill_it_has_not_asked(tmp_path) -> None:
     model, batch = digits()
     steps = {"value_step": 0.25, "percent_step": 0.25, "unit_size": 4, "progress": False}
-    methods = {"gradcam+fit": Fitted("gradcam"), "gradcam": "gradcam"}
+    cut = Fitted("gradcam", fills=("black", "blur"))
+    methods = {"gradcam+fit": cut, "gradcam": "gradcam"}
     asked = {**steps, "checks": ("fill", "controls", "leak")}
     result = compare(model, batch.images, methods, batch.targets, out=tmp_path / "run", **asked)
     conditions = {one.key: one.fill for one in result.conditions}
