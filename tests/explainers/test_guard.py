@@ -299,7 +299,7 @@ def test_a_function_that_draws_is_given_a_whole_batch_once() -> None:
         return torch.rand(len(images), *images.shape[2:])
 
     explain(small(), random_images(6), method=mine, batch_size=3)
-    assert sizes == [3, 1, 1, 1, 1, 1, 1, 1]
+    assert sizes == [3, 1, 1, 1, 1, 1, 1]
 
 
 def test_one_image_that_draws_makes_its_batch_go_image_by_image() -> None:

@@ -156,6 +156,7 @@ CASES = [
     Case("drop", {"fills": "drop", "columns": "msi,insertion_percent"}, model="vit"),
     Case("own score", {"columns": "paper", "targets": "prediction"}, model="score"),
     Case("ceiling", {"columns": "msi", "checks": "ceiling"}),
+    Case("regions", {"columns": "msi", "checks": "regions"}),
     Case("search", {"alpha_min": "search", "columns": "msi"}, searching=True),
     Case("own", {"columns": "msi,top_quarter"}, own=True),
 ]

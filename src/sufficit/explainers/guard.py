@@ -56,8 +56,10 @@ def call_guarded(
     rows = list(range(len(names)))
     with unchanged(what, classifier, images), unmoved():
         rowwise = _Rowwise(what, call, names, seed)
-        if _is_known(function) and rowwise.draws(0):
-            return joined([rowwise.of(row) for row in rows])
+        if _is_known(function):
+            first, draws = rowwise.watched(0)
+            if draws:
+                return joined([first, *(rowwise.of(row) for row in rows[1:])])
         before = random_state()
         try:
             found = run_user_code(what if len(rows) > 1 else rowwise.words(0), lambda: call(rows))
@@ -89,21 +91,21 @@ class _Rowwise(Generic[Found]):
 
     def of(self, row: int) -> Found:
         """What the function gives for an image; errors name the image."""
+        found, _ = self.watched(row)
+        return found
+
+    def watched(self, row: int) -> tuple[Found, bool]:
+        """The same, and whether the function drew random numbers."""
         with seeded(crc32(f"{self.seed} {self.names[row]}".encode())):
+            before = random_state()
             try:
-                return run_user_code(self.words(row), lambda: self.call([row]))
+                found = run_user_code(self.words(row), lambda: self.call([row]))
             except NotFiniteError as error:
                 raise NotFiniteError(str(error), [row]) from error
             except SkipError as error:
                 reason = ", ".join(error.reasons.values())
                 raise SkipError(str(error), {row: reason}) from error
-
-    def draws(self, row: int) -> bool:
-        """Whether the function draws random numbers for an image."""
-        with seeded(0):
-            before = random_state()
-            run_user_code(self.words(row), lambda: self.call([row]))
-            return random_state() != before
+            return found, random_state() != before
 
 
 def join_tensors(parts: list[Tensor]) -> Tensor:
