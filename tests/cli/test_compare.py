@@ -23,7 +23,7 @@ from sufficit.cli.compare import write_pictures
 from sufficit.data.images import read_image
 from sufficit.runs.config import read_toml
 from sufficit.runs.results import RunResults
-from sufficit.runs.store import UNIT, Store
+from sufficit.runs.store import MAPS, UNIT, Store
 from sufficit.runs.unit_rows import Rows
 
 NO_LEAK = ("--checks", "controls,fill,alpha-curve")
@@ -96,7 +96,7 @@ def test_a_finished_run_is_not_overwritten_unless_it_is_asked_for(
     run = sufficit(*words(photos, "--checks", "none", "--overwrite"))
     assert run.code == 0, run.err
     folders = {path.name for path in out.iterdir() if path.is_dir()}
-    assert folders == {"gradcam", "layercam", "maps"}
+    assert folders == {"gradcam", "layercam", MAPS}
     assert (out / "notes.txt").read_text() == "mine"
 
 
