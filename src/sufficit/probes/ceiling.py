@@ -52,12 +52,17 @@ class CeilingProbe(ProbeBase):
             batch_size=self.inner.asked.batch_size,
         )
         found = self.inner(batch, {**maps, SEARCHED: boxes.to(next(iter(maps.values())).device)})
-        reached = found.pop(SEARCHED)[OWN]
-        return {
+        boxed = found.pop(SEARCHED)
+        calls = CALLS + self.inner.key
+        rows = {
             source: {
                 OWN: columns[OWN],
-                SEARCHED: reached,
-                CALLS + self.key: columns[CALLS + self.inner.key],
+                SEARCHED: boxed[OWN],
+                CALLS + self.key: columns[calls],
             }
             for source, columns in found.items()
         }
+        # The search is shared by all sources; its passes, at most so many, count for the first one.
+        first = next(iter(rows.values()))
+        first[CALLS + self.key] = first[CALLS + self.key] + boxed[calls] + self.search
+        return rows
