@@ -44,7 +44,7 @@ def write_results(out: Path, facts: Mapping[str, Any], adapters: Mapping[str, st
     print("\n".join(lines))
     labelled = [frame.assign(method=name) for name, frame in frames.items()]
     pandas.concat(labelled).to_parquet(folder / "rows.parquet", index=False)
-    if "alpha_curve" in run:
+    if run.get("alpha_curve"):
         write_json(folder / "alpha.json", alpha_of(run["alpha_curve"], adapters))
     known = {name: run.get(name) for name in ("n", "alpha_min", "clean_accuracy", *ABOUT_THE_RUN)}
     write_json(folder / "run.json", known | dict(facts))
@@ -112,7 +112,7 @@ def alpha_of(curve: Mapping[str, Any], adapters: Mapping[str, str]) -> dict[str,
         own = [curve["mean_msi"][name] for name in adapters if adapters[name] == recipe]
         means[f"lax-{recipe}"] = np.mean(own, axis=0).tolist()
     best = {name: curve["alphas"][int(np.argmax(values))] for name, values in means.items()}
-    n = len(curve["images"])
+    n = curve["images"]
     return {"alphas": curve["alphas"], "n": n, "best": best, "mean_msi": means}
 
 

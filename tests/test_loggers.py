@@ -23,7 +23,10 @@ def test_a_comparison_is_logged_to_csv(sufficit, tmp_path: Path) -> None:
     photos = write_photos(tmp_path, 6)
     given = ("--model", f"python:{tmp_path / 'model.py'}:make", "--data", str(photos))
     out = tmp_path / "run"
-    run = sufficit("compare", *given, "--methods", "gradcam", *FLAGS, "--log", "csv", "--out", out)
+    settings = tmp_path / "log.toml"
+    settings.write_text('log = "csv"\n')
+    given = (*given, "--methods", "gradcam", "--config", settings)
+    run = sufficit("compare", *given, *FLAGS, "--out", out)
     assert run.code == 0, run.err
     (row,) = rows(out / "log" / "metrics.csv")
     from sufficit import RunResults
@@ -84,7 +87,7 @@ def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WANDB_SILENT", "true")
     compare(
         small(), random_images(3), ["center"], torch.tensor([0, 1, 2]), out=tmp_path / "run",
-        log="wandb", leak=False, progress=False, **STEPS,
+        log="wandb", checks="none", progress=False, **STEPS,
     )  # fmt: skip
     (record,) = (tmp_path / "run" / "log").glob("wandb/offline-run-*/run-*.wandb")
     assert b"center/msi" in record.read_bytes()
@@ -96,7 +99,7 @@ def test_mlflow_logs_to_a_file(tmp_path: Path) -> None:
 
     results = compare(
         small(), random_images(3), ["center"], torch.tensor([0, 1, 2]), out=tmp_path / "run",
-        log="mlflow", leak=False, progress=False, **STEPS,
+        log="mlflow", checks="none", progress=False, **STEPS,
     )  # fmt: skip
     client = mlflow.MlflowClient(f"sqlite:///{tmp_path / 'run' / 'log' / 'mlflow.db'}")
     (experiment,) = client.search_experiments(filter_string="name = 'sufficit'")

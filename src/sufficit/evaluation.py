@@ -121,6 +121,7 @@ def evaluate(
         classifier = classifier.with_score(score)
         score = "confidence"
     goals = checked(images, heatmaps, targets)
+    heatmaps = heatmaps.float()  # as every run has them, and as edges are compared
     _check_own_score(classifier, asks_class=any((goals is not None, leak_donors, twin)))
     own = check_metrics(metrics)
     most = calls_from(calls)

@@ -26,7 +26,7 @@ from small_runs import (
     run_small,
     write_photos,
 )
-from sufficit import Classifier, Lax, UserError, evaluate, explain, leak, sources
+from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import list_images, read_image
 from sufficit.provenance import save_json
@@ -36,8 +36,8 @@ from sufficit.runs.engine import run, score_unit
 from sufficit.runs.job import make_job
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.spread import in_this_process
-from sufficit.runs.store import HELD, Store
-from sufficit.sources import noise, sources_of
+from sufficit.runs.store import HELD, MAPS, Store
+from sufficit.sources import kinds, noise, sources_of
 
 LEAKS = ("leak", "leak_chance", "leak_grey", "leak_grey_chance", "leak_noise", "leak_noise_chance")
 
@@ -429,7 +429,7 @@ class Counts:
         for path in photos.rglob("*.png"):
             key = read_image(path, None).numpy().tobytes()
             self.names[key] = path.relative_to(photos).as_posix()
-        patch.setattr(sources, "draw_all", self.explaining(sources.draw_all))
+        patch.setattr(kinds, "draw_all", self.explaining(kinds.draw_all))
 
     def explaining(self, whole: Callable[..., Any]) -> Callable[..., Any]:
         def draw(
@@ -663,7 +663,7 @@ def test_the_folder_of_a_run_holds_what_the_docs_say(photos: Path, tmp_path: Pat
     written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     kinds = ("scores.parquet", "curves.parquet", "heatmaps.npz")
     each = {f"{method}/{kind}" for method in results.methods for kind in kinds}
-    units = {f"maps/unit-{k:06d}.safetensors" for k in range(3)}
+    units = {f"{MAPS}/unit-{k:06d}.safetensors" for k in range(3)}
     top = {"RUN.toml", "summary.json", "curves.json", "pairs.csv", "run.json", "shown.safetensors"}
     assert written == each | units | top
     record = results.record

@@ -24,6 +24,7 @@ from sufficit.report.html import render
 from sufficit.report.interpretation import cautions, readings
 from sufficit.runs.results import RunResults
 from sufficit.runs.shown import pack, rows_named, unpack
+from sufficit.runs.store import MAPS
 from sufficit.sources import noise
 from sufficit.sums import few_images
 
@@ -287,7 +288,7 @@ def test_a_run_with_a_corrupt_file_is_one_error(photos: Path, tmp_path: Path, na
 def test_a_run_without_its_heatmaps_says_so(photos: Path, tmp_path: Path) -> None:
     results = run_small(config_for(photos, checks="controls"), tmp_path / "out")
     kept = results.heatmaps([0], ["gradcam"])["gradcam"]
-    shutil.rmtree(tmp_path / "out" / "maps")
+    shutil.rmtree(tmp_path / "out" / MAPS)
     shown = results.heatmaps([0], ["gradcam"])["gradcam"]  # of the images that the report shows
     assert torch.equal(shown, kept)
     with pytest.raises(UserError, match=r"has no heatmaps of ant/00\.png: run it again"):

@@ -101,7 +101,7 @@ def test_an_equals_sign_in_a_path_is_part_of_the_path(tmp_path: Path, monkeypatc
         ("sufficit:birds", r"Unknown adapter 'sufficit:birds'. Did you mean 'sufficit:digits'"),
         ("gradcam, gradcam", "the method gradcam is given twice: leave one out"),
         ("arr.npy", r"heatmaps must be a \.npz or \.safetensors file, got arr\.npy: save one"),
-        ("heatmaps=THIS", r"a \.npz or \.safetensors file, got test_words\.py: save one"),
+        ("heatmaps=THIS", r"a \.npz or \.safetensors file, got test_source_words\.py: save one"),
         ("a.npz,b/a.npz", r"two methods are called a \(a.npz, b/a.npz\): write NAME=b/a.npz"),
         ("x=gradcam,x=layercam", r"\(x=gradcam, x=layercam\): write NAME=layercam to give"),
         ("center=gradcam", r"'center' is the name of another method: write NAME=gradcam"),
