@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from sufficit import Classifier, Lax, resize
-from sufficit.training import RECIPES, Batch, take_step
+from sufficit.training import RECIPES, TrainingBatch, take_step
 
 LARGEST = 6.0  # logit of an adapter that gradient steps start from: beyond, they stand still
 
@@ -43,7 +43,7 @@ def refine(
         logits = drawn.clamp(-LARGEST, LARGEST).clone().requires_grad_()
         adam = torch.optim.Adam([logits], lr=lr)
         generator = Generator(device).manual_seed(seed)
-        batch = Batch(images, targets, stages, targets[:, None].expand(-1, 2))
+        batch = TrainingBatch(images, targets, stages, targets[:, None].expand(-1, 2))
         for _ in range(steps):
             found = take_step(
                 classifier, lambda *_: logits.sigmoid(), batch, RECIPES[recipe], generator

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Literal, overload
 import torch
 from torch import Tensor
 
-from sufficit import explainers
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
 from sufficit.data.batch import Batch
 from sufficit.errors import UserError, unknown
 from sufficit.evaluation import batch_of
-from sufficit.explainers import Method
+from sufficit.explainers import Method, explain_all
+from sufficit.explainers.registry import word_of
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.masked_model import MaskedModel, whole_images
@@ -178,16 +178,19 @@ def explain(
             [0.2500, 1.0000]])
     """
     if not fit:
-        return explainers.explain(
+        drawn = word_of(*method) if isinstance(method, tuple) else method
+        name = drawn if isinstance(drawn, str) else getattr(drawn, "__name__", "own method")
+        found = explain_all(
             classifier,
             images,
             targets,
-            method,  # type: ignore[arg-type]  # refused there if it draws nothing
+            {name: drawn},  # type: ignore[dict-item]  # refused there if it draws nothing
             layer=layer,
             batch_size=batch_size,
             seed=seed,
             progress=progress,
         )
+        return found[name]
     check_classifier(classifier)
     check_images(images)
     known = check_targets(targets, len(images))

@@ -10,8 +10,8 @@ from torchvision import models
 from small_models import (
     random_images,
 )
-from sufficit import Classifier, UserError
-from sufficit.explainers import explain, explain_all
+from sufficit import Classifier, UserError, explain
+from sufficit.explainers import explain_all
 from sufficit.explainers.attention import WrittenAttention, cells_of
 
 timm = pytest.importorskip("timm")

@@ -12,8 +12,8 @@ from torch.nn import functional as F
 from torchvision import models
 
 from small_models import linear, random_images, settled, small, small_model
-from sufficit import Classifier, UserError
-from sufficit.explainers import CAMS, cams, explain, explain_all
+from sufficit import Classifier, UserError, explain
+from sufficit.explainers import CAMS, cams, explain_all
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # grad-cam's own imports are not ours to mend

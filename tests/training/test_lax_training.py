@@ -29,9 +29,9 @@ from lax_toys import (
 )
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.training import TrainingStep, cache_features, recipe_loss
-from sufficit.training.batch import Batch
 from sufficit.training.feed import Feed
 from sufficit.training.lax_training import LOSS, TrainingError, best_of, class_weights
+from sufficit.training.training_batch import TrainingBatch
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 # The classifier, the caller's randomness and the caller's net are left alone
@@ -482,7 +482,7 @@ def test_a_cache_holds_every_image_once_with_its_features_and_target() -> None:
     cached = cache_features(classifier, loader_of(batch=5, shuffle=False))
     assert (len(cached), cached.batch_size) == (5, 5)
     torch.manual_seed(0)
-    batch = Batch.joined([*cached])
+    batch = TrainingBatch.joined([*cached])
     order = [int((images == image).flatten(1).all(1).nonzero()) for image in batch.images]
     assert sorted(order) == list(range(24)) != order
     assert torch.equal(batch.targets, labels[order])

@@ -10,9 +10,9 @@ from torch import Generator, Tensor, nn
 
 from sufficit import Classifier, Lax, UserError
 from sufficit.training import RECIPES, LaxRecipe, losses
-from sufficit.training.batch import Batch
 from sufficit.training.recipes import TRAINING_FILLS, random_fills
 from sufficit.training.step import TrainingStep, asked_classes, recipe_loss, take_step, upsampled
+from sufficit.training.training_batch import TrainingBatch
 
 TEMPERATURES = {0.25: 0.0574, 0.3: 0.0909, 0.4: 0.1541, 0.5: 0.2055, 0.8: 0.3019}
 
@@ -233,11 +233,11 @@ def plain_logits(classifier: Classifier, picture: list[float]) -> list[float]:
             for row, b in zip(rows, bias, strict=True)]  # fmt: skip
 
 
-def batch_of(classifier: Classifier, n: int = 5) -> Batch:
+def batch_of(classifier: Classifier, n: int = 5) -> TrainingBatch:
     images = rand(n, 1, 4, 4, seed=9)
     targets = torch.tensor([0, 1, 1, 2, 0])[:n]
     first = torch.tensor([[0, 2], [1, 0], [2, 1], [2, 0], [0, 1]])[:n]
-    return Batch(images, targets, (rand(n, 2, 4, 4, seed=8),), first)
+    return TrainingBatch(images, targets, (rand(n, 2, 4, 4, seed=8),), first)
 
 
 def adapter(features: tuple[Tensor], targets: Tensor | None = None) -> Tensor:
@@ -482,7 +482,9 @@ def test_maps_grow_as_bilinear_weights_say() -> None:
 def test_maps_are_asked_for_the_target_or_the_prediction_and_for_a_class_that_is_not_there() -> (
     None
 ):
-    batch = Batch(*(torch.zeros(4000, *shape) for shape in ((1, 1, 1), ())), (), torch.zeros(0))
+    batch = TrainingBatch(
+        *(torch.zeros(4000, *shape) for shape in ((1, 1, 1), ())), (), torch.zeros(0)
+    )
     targets = torch.full((4000,), 3)
     first = torch.tensor([[3, 1], [5, 3]]).repeat(2000, 1)  # half of them are wrong
     batch = batch._replace(targets=targets, first=first)

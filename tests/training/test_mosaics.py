@@ -11,22 +11,22 @@ from sufficit import Classifier
 from sufficit.explainers.adapter_nets import Evidence, TopDown
 from sufficit.training import losses
 from sufficit.training import step as step_module
-from sufficit.training.batch import Batch
 from sufficit.training.mosaics import Mosaics, crops, mosaics
 from sufficit.training.recipes import LaxRecipe
 from sufficit.training.step import recipe_loss, take_step
+from sufficit.training.training_batch import TrainingBatch
 
 
 def generator(seed: int = 0) -> Generator:
     return Generator().manual_seed(seed)
 
 
-def plain_batch(targets: list[int], first: list[int], side: int = 12) -> Batch:
+def plain_batch(targets: list[int], first: list[int], side: int = 12) -> TrainingBatch:
     """Image i is (i + 1) / 100 everywhere, so that a mosaic tells which images it shows."""
     values = (torch.arange(len(targets)) + 1.0)[:, None, None, None] / 100
     ranked = torch.tensor([first, first]).T
     images = values.expand(-1, 3, side, side)
-    return Batch(images, torch.tensor(targets), (), ranked)
+    return TrainingBatch(images, torch.tensor(targets), (), ranked)
 
 
 def shown(made: Mosaics, row: int) -> Tensor:
@@ -167,7 +167,7 @@ def test_a_step_adds_the_distance_of_the_maps_of_mosaics(monkeypatch: pytest.Mon
     classes = torch.arange(8) % 3
     images = torch.rand(8, 3, 6, 6, generator=generator())
     first = torch.stack([classes, (classes + 1) % 3], 1)
-    batch = Batch(images, classes, (images,), first, ("last",))
+    batch = TrainingBatch(images, classes, (images,), first, ("last",))
     pictures = torch.rand(2, 3, 6, 6, generator=generator(1))
     wanted = torch.rand(2, 1, 6, 6, generator=generator(2))
     counted = (torch.arange(36).view(6, 6) % 3 > 0).float().expand(2, 1, 6, 6)

@@ -1,4 +1,4 @@
-"""Heatmaps of what a classifier looks at: `explain`, and the registry of methods."""
+"""Heatmaps of what a classifier looks at: `explain_all`, and the registry of methods."""
 
 from sufficit.explainers.cams import target_logits
 from sufficit.explainers.explainer import Explainer, Option
@@ -6,7 +6,6 @@ from sufficit.explainers.explanation import (
     Method,
     Methods,
     OwnMethod,
-    explain,
     explain_all,
     learned,
     methods_for,
@@ -14,5 +13,5 @@ from sufficit.explainers.explanation import (
 from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named
 
 __all__ = ["CAMS", "EXPLAINERS", "Explainer", "Method", "Methods", "Option", "OwnMethod"]
-__all__ += ["explain", "explain_all", "explainer_named", "learned", "methods_for"]
+__all__ += ["explain_all", "explainer_named", "learned", "methods_for"]
 __all__ += ["target_logits"]

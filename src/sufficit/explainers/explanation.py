@@ -1,4 +1,4 @@
-"""`explain`: images in, heatmaps out. Several methods share their forward and backward passes."""
+"""`explain_all`: images in, heatmaps out. Methods share their forward and backward passes."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,47 +52,6 @@ class DrawnMaps:
         return (positive - low) / spread.masked_fill(spread <= _ROUNDING * high, torch.inf)
 
 
-def explain(
-    classifier: Classifier,
-    images: Tensor,
-    targets: Tensor | None = None,
-    method: Method = "gradcam",
-    *,
-    layer: str | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    progress: bool | None = None,
-) -> Tensor:
-    """Heatmaps of images in 0..1: [N,C,H,W] -> [N,H,W] in 0..1, on the classifier's device.
-
-    `method` is a word as on the command line ("gradcam", "finer-cam:nearest=5"), a name with
-    options, ("finer-cam", {"nearest": 5}), an Explainer, a trained Lax, or a function of your own,
-    (classifier, images, targets) -> [N,H,W]. Without targets, the model's own prediction is
-    explained. `layer` is named as in model.named_modules(). `seed` is for methods that draw lots.
-
-    >>> model = torch.nn.Sequential(
-    ...     torch.nn.Conv2d(1, 2, 1, bias=False), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
-    >>> _ = model[0].weight.data.copy_(torch.tensor([1.0, -1.0])[:, None, None, None])
-    >>> images = torch.tensor([[[[0.0, 0.5], [0.25, 1.0]]]])
-    >>> explain(Classifier(model, layer="0"), images, torch.tensor([0]))[0]
-    tensor([[0.0000, 0.5000],
-            [0.2500, 1.0000]])
-    """
-    method = word_of(*method) if isinstance(method, tuple) else method
-    name = method if isinstance(method, str) else getattr(method, "__name__", "own method")
-    found = explain_all(
-        classifier,
-        images,
-        targets,
-        {name: method},
-        layer=layer,
-        batch_size=batch_size,
-        seed=seed,
-        progress=progress,
-    )
-    return found[name]
-
-
 def explain_all(
     classifier: Classifier,
     images: Tensor,
@@ -104,7 +63,7 @@ def explain_all(
     seed: int = 0,
     progress: bool | None = None,
 ) -> dict[str, Tensor]:
-    """Heatmaps by several methods, each equal to `explain`'s, from one forward pass in all.
+    """Heatmaps by several methods, from one forward pass in all: each [N,H,W] in 0..1.
 
     Methods that read gradients share the backward pass to the feature layer; Finer-CAM adds one
     more, from the logits to that layer. `methods` are names, or names and methods.

@@ -1,20 +1,20 @@
 """Train LAX, an adapter on a frozen classifier, and twins, copies that are used to masks."""
 
 from sufficit.declared import FolderOptions
-from sufficit.training.batch import Batch
 from sufficit.training.feed import cache_features
 from sufficit.training.lax_training import TrainingError, train_lax
 from sufficit.training.recipes import RECIPES, LaxRecipe
 from sufficit.training.step import Loss, TrainingStep, recipe_loss, take_step
 from sufficit.training.train_folder import train_folder
+from sufficit.training.training_batch import TrainingBatch
 from sufficit.training.twin_training import train_twin
 
 __all__ = [
     "RECIPES",
-    "Batch",
     "FolderOptions",
     "LaxRecipe",
     "Loss",
+    "TrainingBatch",
     "TrainingError",
     "TrainingStep",
     "cache_features",

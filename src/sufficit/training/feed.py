@@ -24,7 +24,7 @@ from sufficit.classifier.classifier import (
 )
 from sufficit.errors import UserError
 from sufficit.seeds import unmoved
-from sufficit.training.batch import Batch
+from sufficit.training.training_batch import TrainingBatch
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
@@ -50,12 +50,12 @@ class Feed:
         """Batches per epoch, or 0 if the loader has no length."""
         return length_hint(self.loader)
 
-    def batches(self, epoch: int) -> Iterator[Batch]:
+    def batches(self, epoch: int) -> Iterator[TrainingBatch]:
         """The batches of an epoch with features, in an order that seed and epoch alone decide."""
         device = self.classifier.device
         for first, given in self._given(epoch):
             images, labels = self._split(given, look=first)
-            if isinstance(given, Batch):
+            if isinstance(given, TrainingBatch):
                 yield given.reading(self.layers).to(device)
                 continue
             images = images.to(device, torch.float32, non_blocking=True)
@@ -68,7 +68,9 @@ class Feed:
             elif first or not labels.is_cuda:  # the check makes a GPU wait
                 check_range(labels, logits.shape[1])
             features = tuple(stage.float() for stage in stages)
-            yield Batch(images, labels.to(device, non_blocking=True), features, likely, layers)
+            yield TrainingBatch(
+                images, labels.to(device, non_blocking=True), features, likely, layers
+            )
 
     def pairs(self, epoch: int) -> Iterator[tuple[Tensor, Tensor | None]]:
         """The same without features: images and, where there are any, labels, on the device."""
@@ -125,7 +127,7 @@ class Feed:
 
         Values, and labels on a GPU, are checked only with `look`: the checks make a GPU wait.
         """
-        if isinstance(given, Batch):
+        if isinstance(given, TrainingBatch):
             given = (given.images, given.targets)
         several = isinstance(given, tuple | list) and len(given) > 0
         images, labels, *_ = (*given, None) if several else (given, None)  # type: ignore[misc]  # a list
@@ -214,7 +216,7 @@ def cache_features(
     feed = Feed(classifier, loader, target, seed=0, layers=tuple(layers))
     with keeping_randomness(), torch.no_grad():
         found = [batch.to(device) for batch in feed.batches(0)]
-    whole = Batch.joined(found)
+    whole = TrainingBatch.joined(found)
     return Shuffled(whole.rows, len(whole.targets), whole.targets.device, len(found[0].targets))
 
 

@@ -23,12 +23,12 @@ from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.files import CHECKPOINT, check_output, place, read_json
 from sufficit.progress import Progress, Tick
 from sufficit.provenance import plain
-from sufficit.training.batch import Batch
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.processes import fabric_for, frozen, repeatable
 from sufficit.training.recipes import LaxRecipe, recipe_of
 from sufficit.training.step import Loss, take_step
 from sufficit.training.trainer import LossError, Patience, Trainer
+from sufficit.training.training_batch import TrainingBatch
 from sufficit.training.validation import ValidationScores, ValidationSet
 
 if TYPE_CHECKING:
@@ -243,12 +243,12 @@ class LaxTrainer(Trainer):
         self._generator = Generator(self.fabric.device)
         self._gave_nan = False  # in an epoch, of which `evaluate` has warned
 
-    def _batches(self, epoch: int) -> Iterable[Batch]:
+    def _batches(self, epoch: int) -> Iterable[TrainingBatch]:
         seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
         self._generator.manual_seed(seed)
         return self.feed.batches(epoch)
 
-    def _step(self, batch: Batch, done: float) -> dict[str, Tensor]:
+    def _step(self, batch: TrainingBatch, done: float) -> dict[str, Tensor]:
         found = take_step(
             self.classifier,
             self.module,

@@ -6,7 +6,7 @@ import torch
 from torch import Generator, Tensor
 from torch.nn import functional as F
 
-from sufficit.training.batch import Batch
+from sufficit.training.training_batch import TrainingBatch
 
 LAYOUTS = ((1, 2), (2, 1), (2, 2))  # rows and columns of mosaics
 IMAGES = 8  # of a batch for each mosaic; more mosaics cost time
@@ -22,7 +22,9 @@ class Mosaics(NamedTuple):
     counted: Tensor  # [n,1,H,W] 0 in tiles that may be of that class, else 1
 
 
-def mosaics(batch: Batch, asked: Tensor, masks: Tensor, generator: Generator) -> Mosaics | None:
+def mosaics(
+    batch: TrainingBatch, asked: Tensor, masks: Tensor, generator: Generator
+) -> Mosaics | None:
     """Mosaics of the images of a batch, one for every eight; none of a single image.
 
     `masks` [N,H,W] are those of the images for the classes `asked` [N]. The class that is asked

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError, unknown
 from sufficit.training import losses
-from sufficit.training.batch import Batch
 from sufficit.training.mosaics import Mosaics, mosaics
 from sufficit.training.recipes import LaxRecipe, random_fills
+from sufficit.training.training_batch import TrainingBatch
 
 Draw = Callable[..., Tensor]
 """(features, targets [N]) -> maps [N,h,w] in 0..1."""
@@ -29,7 +29,7 @@ class TrainingStep:
     """
 
     classifier: Classifier  # whose features the adapter reads
-    batch: Batch
+    batch: TrainingBatch
     draw: Draw  # the adapter
     targets: Tensor  # [N] the classes that the maps are drawn for
     cells: Tensor  # [N,h,w] the adapter's maps in 0..1
@@ -123,7 +123,7 @@ class StepResult:
 def take_step(
     classifier: Classifier,
     draw: Draw,
-    batch: Batch,
+    batch: TrainingBatch,
     recipe: LaxRecipe,
     generator: Generator,
     *,
@@ -209,7 +209,9 @@ def recipe_loss(step: TrainingStep, recipe: LaxRecipe) -> dict[str, Tensor]:
     return terms
 
 
-def asked_classes(batch: Batch, classes: int, generator: Generator) -> tuple[Tensor, Tensor]:
+def asked_classes(
+    batch: TrainingBatch, classes: int, generator: Generator
+) -> tuple[Tensor, Tensor]:
     """The classes that maps are drawn for, and for each image another one: [N], [N].
 
     The first is the target or, for half of the images, the classifier's own prediction. The other

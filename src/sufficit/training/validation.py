@@ -11,7 +11,7 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.errors import UserError
 from sufficit.evaluation import evaluate
-from sufficit.explainers import EXPLAINERS, Method, explain
+from sufficit.explainers import EXPLAINERS, Method, explain_all
 from sufficit.metrics.artefacts import ARTEFACTS
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import Scores
@@ -76,7 +76,10 @@ class ValidationSet:
 
         The `last` score, of the adapter that is kept, has MSI under a held-out fill too.
         """
-        heatmaps = explain(classifier, self.images, self.targets, method, progress=False)
+        drawn = explain_all(
+            classifier, self.images, self.targets, {"method": method}, progress=False
+        )
+        heatmaps = drawn["method"]
         names = ("base_score", "mask_penalty", "msi")
         steps: dict[str, Any] = {"alpha_min": alpha_min, "value_step": 0.05, "leak_donors": 8}
         given = (classifier, self.images, heatmaps, self.targets)

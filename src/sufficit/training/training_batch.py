@@ -9,7 +9,7 @@ from torch import Tensor
 from sufficit.errors import UserError
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Images in 0..1, the classes to explain, and what the classifier makes of the images."""
 
     images: Tensor  # [N,C,H,W]
@@ -18,21 +18,21 @@ class Batch(NamedTuple):
     first: Tensor  # [N,2] the two classes that the classifier finds most likely
     layers: tuple[str, ...] = ()  # whose features they are, where that is known
 
-    def to(self, device: torch.device | str) -> "Batch":
+    def to(self, device: torch.device | str) -> "TrainingBatch":
         """The same on another device."""
         return self.each(lambda part: part.to(device, non_blocking=True))
 
-    def rows(self, some: Tensor) -> "Batch":
+    def rows(self, some: Tensor) -> "TrainingBatch":
         """Some of the images."""
         return self.each(lambda part: part[some])
 
-    def each(self, change: Callable[[Tensor], Tensor]) -> "Batch":
+    def each(self, change: Callable[[Tensor], Tensor]) -> "TrainingBatch":
         """Every tensor changed in the same way."""
         tensors = [change(one) for one in (self.images, self.targets, self.first)]
         stages = tuple(map(change, self.features))
-        return Batch(tensors[0], tensors[1], stages, tensors[2], self.layers)
+        return TrainingBatch(tensors[0], tensors[1], stages, tensors[2], self.layers)
 
-    def reading(self, layers: tuple[str, ...]) -> "Batch":
+    def reading(self, layers: tuple[str, ...]) -> "TrainingBatch":
         """With the features of these layers alone, the last ones that it has."""
         kept = self.layers[-len(layers) :] if layers else ()
         if not kept:
@@ -45,7 +45,7 @@ class Batch(NamedTuple):
         return self._replace(features=self.features[-len(layers) :], layers=layers)
 
     @classmethod
-    def joined(cls, batches: Sequence["Batch"]) -> "Batch":
+    def joined(cls, batches: Sequence["TrainingBatch"]) -> "TrainingBatch":
         """All the images of several batches."""
         images, targets, features, first, layers = zip(*batches, strict=True)
         stages = tuple(torch.cat(stage) for stage in zip(*features, strict=True))
