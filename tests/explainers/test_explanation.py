@@ -23,15 +23,9 @@ from small_models import (
     small,
     small_model,
 )
-from sufficit import Classifier, UserError
+from sufficit import Classifier, UserError, explain
 from sufficit.errors import EmptyHeatmapWarning
-from sufficit.explainers import (
-    CAMS,
-    EXPLAINERS,
-    Explainer,
-    explain,
-    explain_all,
-)
+from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all
 from sufficit.explainers.cams import gradcam
 
 with warnings.catch_warnings():

@@ -11,16 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from small_models import Spy, random_images, settled, small, small_model, transformers_vit
-from sufficit import Classifier, UserError, normalize
-from sufficit.explainers import (
-    EXPLAINERS,
-    Explainer,
-    Option,
-    cams,
-    explain,
-    explainer_named,
-    methods_for,
-)
+from sufficit import Classifier, UserError, explain, normalize
+from sufficit.explainers import EXPLAINERS, Explainer, Option, cams, explainer_named, methods_for
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # grad-cam's own imports are not ours to mend
