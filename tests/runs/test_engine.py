@@ -120,6 +120,12 @@ def test_the_leak_of_more_images_than_the_pool_is_that_of_the_library_with_that_
         expected = leak(model_of(photos), images, found, labels, donors=3, seed=2, pool=pool)
         for name, values in expected.columns.items():
             assert results.rows[method][name].to_numpy() == pytest.approx(values.numpy()), name
+        # Maps of donors, which are drawn first, are back in the order of the images.
+        marked = (found >= 0.5).double().mean((1, 2)).numpy()
+        assert results.rows[method]["mask_penalty"].to_numpy() == pytest.approx(marked)
+    known = [number in some for number in range(len(images))]
+    mixed = [known[start : start + 3] for start in range(0, len(images), 3)]
+    assert any(unit != sorted(unit, reverse=True) for unit in mixed), "a new one before a donor"
 
 
 def test_a_searched_alpha_min_is_best_for_the_mean_of_the_ranked_sources(
