@@ -417,7 +417,7 @@ FAULTS: tuple[Fault, ...] = (
         "probes/leak.py",
         "ordered = {name: maps[name] for name in self.held.maps}",
         "ordered = dict(reversed(maps.items()))",
-        f"{ENGINE} -k leak_return",
+        f"{ENGINE} -k after_a_control",
     ),
     Fault(
         "run-searches-the-lowest",
