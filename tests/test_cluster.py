@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -142,6 +143,7 @@ def test_the_script_of_slurm_starts_ray_with_a_token_on_all_machines(tmp_path: P
         finally:
             running.kill()
             end_processes(job)
+    assert processes_of(job) == []
     said = (tmp_path / "log").read_text()
     assert "joined by a token of 64" in said, said[-2000:]
     assert "joined by a token of 7" not in said
@@ -151,11 +153,26 @@ def test_the_script_of_slurm_starts_ray_with_a_token_on_all_machines(tmp_path: P
 
 def end_processes(job: str) -> None:
     """Kill what the script started: at the end of a job Slurm does it."""
+    ended = time.monotonic() + 30
+    while (found := processes_of(job)) and time.monotonic() < ended:
+        for number in found:
+            with suppress(OSError):
+                os.kill(number, signal.SIGKILL)
+        time.sleep(0.2)  # one that ends may have started another
+    shutil.rmtree(f"/tmp/ray-{job}", ignore_errors=True)
+
+
+def processes_of(job: str) -> list[int]:
+    """The processes that the script started, and those that Ray did."""
+    found = []
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if f"SLURM_JOB_ID={job}\0".encode() in (path / "environ").read_bytes():
-                os.kill(int(path.name), signal.SIGKILL)
-    shutil.rmtree(f"/tmp/ray-{job}", ignore_errors=True)
+            started = f"SLURM_JOB_ID={job}\0".encode() in (path / "environ").read_bytes()
+            # Ray's agents write their title over their environment, but have their logs open.
+            logs = (str(file.readlink()) for file in (path / "fd").iterdir())
+            if started or any(log.startswith(f"/tmp/ray-{job}/") for log in logs):
+                found.append(int(path.name))
+    return found
 
 
 def cost_model() -> ModuleType:

@@ -119,7 +119,7 @@ def test_logs_that_cannot_be_written_are_refused_before_the_run(
     monkeypatch.setattr("sufficit.loggers.find_spec", lambda name: None)
     for kind in ("tensorboard", "wandb", "mlflow"):
         with pytest.raises(
-            UserError, match=rf"--log {kind} needs the extra: pip install '.\[{kind}"
+            UserError, match=rf"log '{kind}' needs the extra: pip install '.\[{kind}"
         ):
             check_log(kind, tmp_path)
     check_log("csv", tmp_path)

@@ -1,7 +1,9 @@
 """Errors and warnings that users read, and the nearest known name for a mistyped one."""
 
+import json
 import os
 import re
+import shlex
 import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -73,6 +75,18 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> UserError:
     quoted = repr(name) if len(name) <= 100 else f"{name[:100]!r}..."
     shown = ", ".join(names[:20]) + (f", and {len(names) - 20} more" if len(names) > 20 else "")
     return UserError(f"Unknown {kind} {quoted}.{hint} Known: {shown}")
+
+
+def setting(name: str, value: str | Sequence[str]) -> str:
+    """Return how to set an option that has no flag in `compare` and `evaluate`.
+
+    >>> setting("output", "logits")
+    'set output = "logits" in a RUN.toml and pass --config (other commands: --output logits)'
+    """
+    line = f"{name} = {json.dumps(value if isinstance(value, str) else [*value])}"
+    words = shlex.quote(value if isinstance(value, str) else ",".join(value))
+    flag = f"--{name.replace('_', '-')} {words}"
+    return f"set {line} in a RUN.toml and pass --config (other commands: {flag})"
 
 
 def cannot_resume(out: Path, name: str, before: object, now: object) -> UserError:

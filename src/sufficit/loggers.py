@@ -30,7 +30,7 @@ def check_log(kind: str | None, out: Path | None) -> None:
         raise UserError("a log is written to the folder of results: give --out (out=) one")
     extra = EXTRAS[kind]
     if extra is not None and find_spec(extra) is None:
-        raise UserError(f"--log {kind} needs the extra: pip install '.[{extra}]'")
+        raise UserError(f"log {kind!r} needs the extra: pip install '.[{extra}]'")
 
 
 def logger_named(kind: str, out: Path, settings: Mapping[str, Any]) -> "Logger":

@@ -211,7 +211,7 @@ def test_the_command_line_takes_it(tmp_path: Path, sufficit) -> None:
     given += ("--checks", "fill")
     run = sufficit("compare", *given, "--out", str(tmp_path / "a"))
     assert run.code == 0, run.err
-    assert "--output probabilities" in run.err
+    assert 'set output = "probabilities" in a RUN.toml and pass --config' in run.err
     (tmp_path / "own.toml").write_text('output = "probabilities"')
     own = ("--config", str(tmp_path / "own.toml"))
     run = sufficit("compare", *given, *own, "--out", str(tmp_path / "b"))

@@ -126,7 +126,7 @@ def test_prompts_belong_to_the_fingerprint_and_the_checkpoint(folder: Path, tmp_
     ("prompts", "message"),
     [
         (None, "two or more different prompts, one per class, got None"),
-        (["a cat"], "two or more different prompts"),
+        (["a cat"], r'or set prompts = \["a cat", "a dog"\] in a RUN.toml.*--prompts .a cat,a dog'),
         ("a cat", "two or more different prompts"),
         (["a cat", " a cat "], "two or more different prompts"),
         (["a cat", ""], "two or more different prompts"),

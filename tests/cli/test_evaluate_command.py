@@ -173,7 +173,7 @@ def test_unreadable_images_and_heatmaps_are_named_and_counted_or_fatal(
     toml.write_text('on_error = "stop"\n')
     stopped = sufficit(*scored(digits, "--columns", "msi", "--config", toml, "--overwrite"))
     assert stopped.code == 2
-    assert "Fix it, or pass --on-error skip" in stopped.err
+    assert 'Fix it, or set on_error = "skip" in a RUN.toml and pass --config' in stopped.err
 
 
 def test_heatmaps_outside_0_to_1_are_refused_or_normalised(sufficit, digits: Path) -> None:

@@ -188,7 +188,7 @@ def test_columns_are_found_or_named(tmp_path: Path) -> None:
     plain = list_images(tmp_path / "plain.parquet")
     assert [(image.content(), image.folder) for image in plain] == [(one[0], None), (one[1], None)]
     pq.write_table(pa.table({"a": one, "b": other}), tmp_path / "both.parquet")
-    columns = r"Its columns: a \(binary\), b \(binary\)\. Give --image-column NAME"
+    columns = r"Its columns: a \(binary\), b \(binary\)\. Set image_column = \"NAME\" in a RUN"
     words = rf"both\.parquet has 2 columns that may be images\. {columns}"
     with pytest.raises(UserError, match=words):
         list_images(tmp_path / "both.parquet")
@@ -208,7 +208,7 @@ def test_columns_are_found_or_named(tmp_path: Path) -> None:
             r"no column of images 'none'\. Its columns: image \(struct<.*label \(int64\)",
         ),
         (("label", None), r"no column of images 'label'"),
-        ((None, "none"), r"no column of labels 'none'\. .*Give another --label-column"),
+        ((None, "none"), r"no column of labels 'none'\. .*Set label_column = \"ANOTHER\" in a RUN"),
         ((None, "image"), r"no column of labels 'image'"),
         ((None, "score"), r"a\.parquet has label 0\.5: give class numbers or names"),
     ],

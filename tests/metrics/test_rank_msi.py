@@ -104,6 +104,23 @@ def test_the_share_is_chosen_on_the_other_half() -> None:
     assert second == 0.5
 
 
+def test_another_fill_is_read_at_the_share_that_the_first_one_chose() -> None:
+    images, maps, targets = case()
+    model, halves = Classifier(net()), halves_of([str(i) for i in range(12)], 0)
+    given: Any = {"columns": ("msi_rank",), **STEPS}
+    both = evaluate(model, images, maps, targets, fills=("black", "blur"), **given)
+    schedule, curves = Schedule(0.5, percent_step=0.1), {}
+    for fill in ("black", "blur"):
+        alone = evaluate(model, images, maps, targets, fill=fill, **given)
+        curves[fill] = rank_curve(alone.answers, schedule).numpy()
+    shares = RankShares()
+    shares.add(halves, candidates(curves["black"], schedule.shares))
+    places = [schedule.shares.index(shares.best[half]) for half in halves]
+    assert both["msi_rank_blur"].tolist() == curves["blur"][range(12), places].tolist()
+    assert both["msi_rank"].tolist() == curves["black"][range(12), places].tolist()
+    assert both["msi_rank"].tolist() != both["msi_rank_blur"].tolist()
+
+
 def candidates(curves: np.ndarray, shares: Sequence[float]) -> dict[str, np.ndarray]:
     """Curves [N,P] as the columns they are chosen from."""
     return {candidate("msi_rank", share): curves[:, k] for k, share in enumerate(shares)}

@@ -28,6 +28,7 @@ def counted(heatmaps: Tensor, images: Tensor) -> list[float]:
 def test_each_region_that_suffices_alone_is_counted() -> None:
     images = torch.zeros(5, 1, 6, 12)
     images[:, :, 1, 1] = images[:, :, 1, 7] = 1  # the same thing twice
+    images[4, :, 2, 2] = 1
     heatmaps = torch.zeros(5, 6, 12)
     heatmaps[0, 1, 1] = heatmaps[0, 1, 7] = 1  # a mask of both
     heatmaps[1, 0:3, 0:3] = 0.9  # of one of them

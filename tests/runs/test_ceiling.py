@@ -30,6 +30,9 @@ def test_the_ceiling_is_the_msi_of_searched_boxes_under_a_fill_they_never_saw(
     config = config_for(photos, fills=fills, checks="controls,ceiling")
     results = run_small(config, tmp_path / "out")
     fill = "blur" if fills == "black" else "noise"
+    (probe,) = (one for one in make_job(config).probes if one.key == "ceiling")
+    assert probe.inner.asked.fill == fill
+    assert {*probe.fills} == {*FILLS} - {fill}
     classifier = make_job(config).classifier
     images = torch.stack([read_image(photos / name, classifier.view) for name in results.names])
     classes = ["ant", "bee", "cat"]
@@ -54,7 +57,7 @@ def test_a_sample_is_searched_where_there_are_many_images(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(probes_of, "CEILING_IMAGES", 3)
-    results = run_small(config_for(photos, checks="ceiling"), tmp_path / "out", unit=2)
+    results = run_small(config_for(photos, checks="ceiling"), tmp_path / "out", unit=3)
     found = results.rows["gradcam"]["ceiling"].to_numpy()
     assert np.flatnonzero(~np.isnan(found)).tolist() == [0, 2, 4]
     estimate = results.summaries["gradcam"]["ceiling"]

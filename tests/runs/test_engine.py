@@ -120,6 +120,12 @@ def test_the_leak_of_more_images_than_the_pool_is_that_of_the_library_with_that_
         expected = leak(model_of(photos), images, found, labels, donors=3, seed=2, pool=pool)
         for name, values in expected.columns.items():
             assert results.rows[method][name].to_numpy() == pytest.approx(values.numpy()), name
+        # Maps of donors, which are drawn first, are back in the order of the images.
+        marked = (found >= 0.5).double().mean((1, 2)).numpy()
+        assert results.rows[method]["mask_penalty"].to_numpy() == pytest.approx(marked)
+    known = [number in some for number in range(len(images))]
+    mixed = [known[start : start + 3] for start in range(0, len(images), 3)]
+    assert any(unit != sorted(unit, reverse=True) for unit in mixed), "a new one before a donor"
 
 
 def test_a_searched_alpha_min_is_best_for_the_mean_of_the_ranked_sources(
@@ -154,17 +160,31 @@ def test_a_resumed_run_has_the_leak_of_sources_after_a_control(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Maps of a control are not stored but drawn again."""
+    from sufficit import Pool
+
     monkeypatch.setattr(probes_of, "POOL", 4)
     brightest = Classifier(nn.Sequential(nn.AdaptiveAvgPool2d((3, 1)), nn.Flatten()))
     config = config_for(photos, targets="prediction", checks="leak")
     sources = sources_of({"own": brightness, "center": "center"}, controls=False)
     more: Any = {"classifier": brightest, "sources": sources}
-    run_small(config, tmp_path / "whole", unit=2, **more)
+    whole = run_small(config, tmp_path / "whole", unit=2, **more)
     interrupted(lambda: run_small(config, tmp_path / "out", unit=2, **more), after=1)
     run_small(config, tmp_path / "out", unit=2, **more)
     assert_same_rows(tmp_path / "whole", tmp_path / "out", ("center", "own"))
-    chances = [rows(tmp_path / "out", name)["leak_chance"].tolist() for name in ("center", "own")]
-    assert chances[0] != chances[1]
+    chances = {name: rows(tmp_path / "out", name)["leak_chance"].tolist() for name in whole.rows}
+    assert chances["own"] != chances["center"]
+    # Each source has the masks of its own donors.
+    (leaking,) = (one for one in make_job(config, unit=2, **more).probes if one.key == "leak")
+    some = sorted(leaking.holds)
+    images, _ = inputs_of(photos, whole.names)
+    targets = brightest(images).argmax(1)
+    for name, found in {
+        "own": images.mean(1),
+        "center": explain(brightest, images, targets, "center"),
+    }.items():
+        pool = Pool(images[some], found[some], targets[some])
+        wanted = leak(brightest, images, found, targets, donors=3, pool=pool)
+        assert chances[name] == pytest.approx(wanted.donors_chance.numpy()), name
 
 
 def brightness(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:

@@ -424,6 +424,16 @@ def test_a_unit_file_returns_what_was_written(tmp_path: Path) -> None:
         replace(store, run="of another").read(7)
 
 
+def test_a_unit_whose_maps_cannot_be_written_is_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store(tmp_path / "run")
+    monkeypatch.setattr(Store, "write_maps", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        store.write(Rows(7))
+    assert store.done() == set()
+
+
 def test_the_state_of_a_run_says_how_far_it_is(photos: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     with pytest.raises(UserError, match="holds no run: give the --out of one"):

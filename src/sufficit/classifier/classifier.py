@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from sufficit.classifier import layers, outputs
 from sufficit.classifier.checkpoint import OUTPUTS, Recipe, View, check_mean_std, save
 from sufficit.classifier.source_code import check_arguments, run_user_code
-from sufficit.errors import UserError, unknown, warn_user
+from sufficit.errors import UserError, setting, unknown, warn_user
 from sufficit.files import place
 from sufficit.outside import html_table
 
@@ -259,7 +259,7 @@ class Classifier:
         if known and (low < 0 or high > 1.01):
             raise UserError(
                 f"the model gives values in {low:.4g}..{high:.4g}, which are no probabilities: use"
-                ' output="logits" (--output logits)'
+                f' output="logits", or {setting("output", "logits")}'
             )
         if self.ends_in and not known:
             warn_user(self.output_remark, outputs.OutputWarning)
@@ -272,7 +272,7 @@ class Classifier:
         return (
             f"The model ends in a {self.ends_in}: it gives probabilities, which are taken for"
             " logits, so that confidences and gradients are wrong. Use"
-            ' Classifier(..., output="probabilities") or --output probabilities.'
+            f' Classifier(..., output="probabilities"), or {setting("output", "probabilities")}.'
         )
 
     def in_eval_mode(self) -> AbstractContextManager[None]:

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sufficit.errors import UserError
+from sufficit.errors import UserError, setting
 
 _SHAPE = "vision_model with a pooler_output, get_text_features and logit_scale"
 
@@ -62,7 +62,7 @@ def check_prompts(prompts: Any) -> list[str]:
     wrong = isinstance(prompts, str) or not all(isinstance(one, str) and one for one in texts)
     if wrong or len(texts) < 2 or len({*texts}) < len(texts):
         raise UserError(
-            f"clip: needs two or more different prompts, one per class, got {prompts!r:.200}: give"
-            ' --prompts "a cat,a dog", or prompts=["a cat", "a dog"]'
+            f"clip: needs two or more different prompts, one per class, got {prompts!r:.200}:"
+            f' give prompts=["a cat", "a dog"], or {setting("prompts", ("a cat", "a dog"))}'
         )
     return texts

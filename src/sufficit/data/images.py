@@ -156,8 +156,7 @@ class Listing:
             tables = tables_below(root)
         if any(columns) and not tables:
             raise UserError(
-                f"{root} is no parquet file and holds none: leave out --image-column and"
-                " --label-column"
+                f"{root} is no parquet file and holds none: leave out image_column and label_column"
             )
         if not shards and not tables:
             found = images_below(root, self._warned)

@@ -17,7 +17,7 @@ from sufficit.data.heatmap_files import HeatmapError
 from sufficit.data.image_files import BadImageError, ImageFile, ahead, while_there
 from sufficit.data.images import ImageSource, SourceImage, class_forms, class_named
 from sufficit.data.parquet import ParquetImage
-from sufficit.errors import UserError
+from sufficit.errors import UserError, setting
 from sufficit.files import is_remote
 
 THREADS = min(8, os.cpu_count() or 1)  # that decode images, at most
@@ -129,7 +129,7 @@ class ImageLoader(Generic[T]):
         except (BadImageError, HeatmapError, OSError) as error:
             if self.on_error == "stop":
                 name = entry.image.name
-                reason = f"Cannot read {name}: {error}. Fix it, or pass --on-error skip."
+                reason = f"Cannot read {name}: {error}. Fix it, or {setting('on_error', 'skip')}"
                 raise UserError(reason) from error
             return str(error)
 

@@ -27,7 +27,7 @@ from sufficit.data.image_files import (
     names_in_common,
     while_there,
 )
-from sufficit.errors import UserError
+from sufficit.errors import UserError, setting
 from sufficit.files import is_remote, place, version_of
 
 LABELS = ("label", "labels", "fine_label")  # columns that hold labels, unless another is named
@@ -166,11 +166,11 @@ def choose_columns(
         options = marked or nested or list(images)
         if len(options) != 1:
             found = f"{len(options)} columns that may be" if options else "no column of"
-            raise _wrong(path, f"{found} images", fields, "--image-column NAME")
+            raise _wrong(path, f"{found} images", fields, "image_column", "NAME")
         image_column = options[0]
     elif image_column not in images:
         what = f"no column of images {image_column!r}"
-        raise _wrong(path, what, fields, "another --image-column")
+        raise _wrong(path, what, fields, "image_column", "ANOTHER")
     labels = [
         name
         for name, kind in fields.items()
@@ -178,7 +178,7 @@ def choose_columns(
     ]
     if label_column is not None and label_column not in labels:
         what = f"no column of labels {label_column!r}"
-        raise _wrong(path, what, fields, "another --label-column")
+        raise _wrong(path, what, fields, "label_column", "ANOTHER")
     label = label_column or next((name for name in LABELS if name in labels), None)
     names = features.get(label, {}).get("names") if label else None
     kind, nested_path = fields[image_column], None
@@ -188,9 +188,10 @@ def choose_columns(
     return Columns(images[image_column], nested_path, label, known)
 
 
-def _wrong(path: Path, what: str, fields: dict[str, Any], remedy: str) -> UserError:
+def _wrong(path: Path, what: str, fields: dict[str, Any], option: str, value: str) -> UserError:
     listed = ", ".join(f"{name} ({kind})" for name, kind in list(fields.items())[:50])
-    return UserError(f"{path} has {what}. Its columns: {listed}. Give {remedy}")
+    remedy = setting(option, value).replace("set", "Set", 1)
+    return UserError(f"{path} has {what}. Its columns: {listed}. {remedy}")
 
 
 def _bytes_in(name: str, kind: Any) -> str | None:

@@ -66,9 +66,10 @@ def predict(
                 rows = slice(start % n, start % n + count)  # copies nothing
             inputs, hidden = loop.normalized(rows)
             maps = heatmaps[start : start + count].to(inputs.device)
-            # Cut maps are float64: their order has more steps than float32 can tell apart.
+            # Cut maps are float64: their order has more steps than float32 can tell apart. The
+            # edges of bands are float32, so that values are compared in it.
             maps = maps if maps.dtype == torch.float64 else maps.float()
-            spans = runs(maps, [*bands, *weigh])
+            spans = runs(maps.float(), [*bands, *weigh])
             chosen, asked = None if drawn is None else drawn[rows], spans[:, : len(bands)]
             if chosen is not None:
                 numbers = chosen.to(spans.device, torch.long)[..., None].expand(-1, -1, 2)
