@@ -19,7 +19,7 @@ from torchvision.models import resnet18, resnet50
 from sufficit import Classifier, Lax, explain, train_lax
 from sufficit.perturbation.predict import usual_batch
 from sufficit.provenance import provenance
-from sufficit.training import RECIPES, Batch, take_step
+from sufficit.training import RECIPES, TrainingBatch, take_step
 from sufficit.training.lax_training import untrained
 from timing import medians, side_by_side
 
@@ -69,10 +69,10 @@ def step_jobs(classifier: Classifier, images: Tensor, name: str) -> dict[str, Ca
     recipe, lax = RECIPES[name], new_adapter(classifier, images, name)
     targets = torch.zeros(len(images), dtype=torch.long, device=images.device)
 
-    def features() -> Batch:
+    def features() -> TrainingBatch:
         with torch.no_grad():
             stages, logits = classifier.stages(images, lax.layers)
-        return Batch(images, targets, stages, logits.topk(2, dim=1).indices)
+        return TrainingBatch(images, targets, stages, logits.topk(2, dim=1).indices)
 
     known = features()
     optimizer = torch.optim.Adam(lax.parameters(), lr=1e-5)
@@ -84,7 +84,7 @@ def step_jobs(classifier: Classifier, images: Tensor, name: str) -> dict[str, Ca
         logits = classifier.logits_of(inputs).float()
         torch.autograd.grad(logits.logsumexp(1).sum(), inputs)
 
-    def step(batch: Batch) -> None:
+    def step(batch: TrainingBatch) -> None:
         optimizer.zero_grad()
         with torch.autocast(images.device.type, torch.bfloat16, enabled=images.is_cuda):
             found = take_step(classifier, lax, batch, recipe, generator, classes=lax.classes)
