@@ -5,6 +5,7 @@ import importlib.util
 import sys
 from pathlib import Path
 
+import hypothesis  # noqa: F401  # its modules import each other, not where sys.modules is a copy
 import pytest
 
 ROOT = Path(__file__).parents[1]
