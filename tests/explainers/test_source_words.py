@@ -108,6 +108,7 @@ def test_an_equals_sign_in_a_path_is_part_of_the_path(tmp_path: Path, monkeypatc
         ("maps/gradcam.npz", r"'gradcam' is the name of another method"),
         ("=gradcam", r"'' can't be the name of a file or folder"),
         ("..=gradcam", r"'\.\.' can't be the name of a file or folder"),
+        ("+fit", r"names no source"),
         ("mine=", r"mine= names no source: write NAME=SOURCE"),
         ("OWN", r"own_methods.py names no function|no function"),
         ("OWN:absent", r"own_methods.py has no function 'absent': check the name"),

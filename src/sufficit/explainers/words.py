@@ -85,7 +85,7 @@ def source_from(word: str) -> tuple[str, Named]:
     name, equals, rest = word.partition("=")
     if not equals or any(sign in name for sign in ("/", "\\", ":")) or place(word).exists():
         name, rest = "", word  # the sign is part of a path
-    if not rest.strip():
+    if not rest.removesuffix(FIT).strip():
         raise UserError(f"{word} names no source: write NAME=SOURCE, such as mine=gradcam")
     source: Named
     usual, source = _unnamed(rest.removesuffix(FIT))

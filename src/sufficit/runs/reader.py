@@ -121,7 +121,7 @@ class Reader:
         return {name: getattr(self, name) for name in kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # its threads and files are made anew
+        self.__init__(**state)  # type: ignore[misc]  # new threads here
 
 
 def skipped_for_nan(names: Sequence[str], on_error: OnError) -> dict[str, str]:

@@ -80,6 +80,7 @@ class Maps(DrawnMaps):
     def joined(parts: Sequence["Maps"], size: tuple[int, int]) -> "Maps":
         """Those of several batches, one after the other."""
         first = parts[0]
+        shares = [part.shares for part in parts if part.shares is not None]
         kinds = dict.fromkeys(kind for part in parts for kind in part.notes)
         if len({(part.maps.shape[1:], part.final) for part in parts}) > 1:
             # The order of a cut map is kept; a finished map is an order too.
@@ -96,14 +97,8 @@ class Maps(DrawnMaps):
             final=parts[0].final,
             columns={n: torch.cat([part.columns[n] for part in parts]) for n in first.columns},
             notes={kind: torch.cat([part.marks(kind) for part in parts]) for kind in kinds},
-            shares=None
-            if first.shares is None
-            else torch.cat([p.shares for p in parts if p.shares is not None]),
+            shares=torch.cat(shares) if shares else None,
         )
-
-
-def _shares(parts: Sequence[Maps]) -> list[Tensor]:
-    return [part.shares for part in parts if part.shares is not None]
 
 
 @dataclass(frozen=True)
