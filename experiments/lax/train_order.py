@@ -55,6 +55,7 @@ class Recipe:
     last: int | None = None  # channels of the finest level
     mix: float = 0.0  # share of views with a part of another photograph in them
     zoom: bool = False  # crops down to .4 of the side
+    photos: int | None = None  # so many of the photographs to learn from
     seed: int = 0
 
 
@@ -79,6 +80,10 @@ CHANGES: dict[str, dict[str, object]] = {
     "last48": {"last": 48},
     "mix": {"mix": 0.4},
     "zoom": {"zoom": True},
+    "p300": {"photos": 300},
+    "p1000": {"photos": 1000},
+    "quarter": {"steps": 0.25},  # a factor, see recipe_of
+    "sep64": {"kind": "separable", "width": 64},
     "point": {"point": 0.05},
     "average": {"average": 0.99},
     "sharp": {"tau": (0.3, 0.05)},
@@ -96,7 +101,7 @@ def recipe_of(arm: str, steps: int) -> Recipe:
     recipe = Recipe(steps=steps)
     for change in arm.split("+"):
         wanted = dict(CHANGES[change])
-        wanted["steps"] = recipe.steps * wanted.get("steps", 1)
+        wanted["steps"] = round(recipe.steps * wanted.get("steps", 1))
         recipe = replace(recipe, **wanted)
     return recipe
 
@@ -231,7 +236,8 @@ def train(network: networks.Network, photos: Photographs, recipe: Recipe, say) -
         warm = min(1.0, (step + 1) / (0.05 * recipe.steps))
         optimizer.param_groups[0]["lr"] = recipe.lr * warm * (0.5 + 0.5 * math.cos(math.pi * done))
         tau = recipe.tau[0] * (recipe.tau[1] / recipe.tau[0]) ** done
-        rows = torch.randint(len(photos), (recipe.batch,), device=device)
+        count = min(recipe.photos or len(photos), len(photos))
+        rows = torch.randint(count, (recipe.batch,), device=device) * (len(photos) // count)
         images = views(photos.images(rows), 0.4 if recipe.zoom else 0.6)
         if recipe.mix:
             images = with_parts(images, recipe.mix)
