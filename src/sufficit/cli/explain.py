@@ -62,7 +62,7 @@ def explain(
     from sufficit.runs.workers import spreading
 
     source = images_in(given_images)
-    classifier = load_model(config, layer=None)
+    classifier = load_model(replace(config, layer=None))
     if target is not None:
         config = replace(config, targets="prediction")
     job = make_job(config, classifier=classifier, images=source, unit=SHEET_ROWS)

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeVar
 
@@ -83,6 +84,8 @@ class ImageLoader(Generic[T]):
     threads: int = 0  # at most; 0 for one per core, up to THREADS
     skipped: dict[str, str] = field(default_factory=dict)  # name -> why it could not be read
     sizes: dict[tuple[int, ...], str] = field(default_factory=dict)  # one image of each size
+    _reading: "dict[int, Future[list[T]]]" = field(default_factory=dict)  # by the unit's number
+    _in_background: int = 1  # threads
 
     def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[T]:
         """The entries that can be read, in order; raise if their sizes differ."""
@@ -98,26 +101,33 @@ class ImageLoader(Generic[T]):
         check_sizes(self.sizes)
         return items
 
-    def ahead(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[T]]]:
-        """Each unit with its items; the next one is read in the background meanwhile.
+    def read_unit(self, unit: Unit, following: Unit | None = None) -> list[T]:
+        """The items of a unit; the following one is read in the background meanwhile.
 
         Threads that decode slow down the one that feeds a GPU. So all of them read the first unit,
         for which everything waits, then one does, and twice as many whenever that was too slow.
         """
-        threads = most = self.threads or THREADS
-        before: tuple[Unit, Future[list[T]]] | None = None
-        with ThreadPoolExecutor(1) as pool:
-            for number, unit in enumerate(units):
-                read = None
-                if before is not None:
-                    late = not before[1].done()
-                    read = before[0], before[1].result()
-                    threads = 1 if number == 1 else min(most, threads * (1 + late))
-                before = unit, pool.submit(self.items, unit.entries, threads)
-                if read is not None:
-                    yield read
-            if before is not None:
-                yield before[0], before[1].result()
+        reading = self._reading.pop(unit.number, None)
+        if reading is None:
+            items = self.items(unit.entries)
+        else:
+            is_late = not reading.done()
+            items = reading.result()
+            if is_late:
+                self._in_background = min(self.threads or THREADS, 2 * self._in_background)
+        if following is not None:
+            pool = ThreadPoolExecutor(1)
+            found = pool.submit(self.items, following.entries, self._in_background)
+            self._reading = {following.number: found}
+            pool.shutdown(wait=False)  # its thread ends with the unit
+        return items
+
+    def ahead(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[T]]]:
+        """Each unit with its items; the next one is read in the background meanwhile."""
+        self._reading = {}  # of an iteration that was not finished
+        for unit, following in pairwise(chain(units, [None])):
+            assert unit is not None  # None is the last
+            yield unit, self.read_unit(unit, following)
 
     def dropped(self, unit: Unit) -> dict[str, str]:
         """The images of a unit that could not be read, with the reason; clears their record."""

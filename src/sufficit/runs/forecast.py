@@ -37,21 +37,26 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
         return None  # machines of a cluster
     images = len(job.entries)
     left = images
-    with suppress(UserError):  # nothing may be there yet
-        state = None if out is None else Store(out).state()
-        if state is not None and state.is_finished:
-            return None
-        left -= 0 if state is None else state.done_images
+    if out is not None:
+        with suppress(UserError):  # nothing may be there yet
+            state = Store(out).state()
+            if state.is_finished:
+                return None
+            left -= state.done_images
     speed = images_per_second(job)
     if speed is None:
         return None
     known = [source.facts().passes for source in job.sources]
     drawn = sum(one for one in known if isinstance(one, int))  # a formula, as K + 1, is not counted
     calls = int((images * drawn + job.calls) * left / images)
-    seconds = calls / speed / (1 if workers is None else workers.count or 1)
-    words = f"This takes about {duration(seconds)}: {calls:,} images through the model, which does"
-    words += f" {speed:,.{0 if speed >= 10 else 1}f} per second on {job.device}."
-    return Forecast(calls, seconds, f"{words} {_shorter(job)}")
+    at_once = 1 if workers is None else workers.count or 1
+    seconds = calls / speed / at_once
+    rate = f"{speed:,.0f}" if speed >= 10 else f"{speed:,.1f}"
+    words = (
+        f"This takes about {duration(seconds)}: {calls:,} images through the model, which does"
+        f" {rate} per second on {job.device}. {_shorter(job)}"
+    )
+    return Forecast(calls, seconds, words)
 
 
 def images_per_second(job: Job) -> float | None:
@@ -66,10 +71,13 @@ def images_per_second(job: Job) -> float | None:
     batch = image.repeat(size, 1, 1, 1)
     with torch.no_grad():
         job.classifier(batch[:1]).cpu()  # what the first call prepares is not timed
-        start, done, seconds = time.perf_counter(), 0, 0.0
+        start = time.perf_counter()
+        done = 0
+        seconds = 0.0
         while seconds < ENOUGH:
-            job.classifier(batch).cpu()
-            done, seconds = done + size, time.perf_counter() - start
+            job.classifier(batch).cpu()  # on the CPU: a GPU would still be at it
+            done += size
+            seconds = time.perf_counter() - start
     return done / seconds
 
 
@@ -79,19 +87,28 @@ def duration(seconds: float) -> str:
     >>> [duration(s) for s in (8, 75, 1440, 7300, 200_000)]
     ['8 seconds', '75 seconds', '24 minutes', '2 hours', '2.3 days']
     """
-    for unit, size, from_ in (("days", 86400, 172800), ("hours", 3600, 7200), ("minutes", 60, 120)):
-        if seconds >= from_:
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60))
+    for unit, size in units:
+        if seconds >= 2 * size:
             return f"{seconds / size:.2g} {unit}"
     return f"{seconds:.0f} seconds"
 
 
 def _shorter(job: Job) -> str:
-    config, n = job.config, len(job.entries)
-    ways = ["--quick (a first look)"] if not config.quick else []
-    ways += ["--images 50"] if n > 100 else []
-    ways += [f"--calls {SAMPLED}"] if config.calls == "exact" and n <= FEW else []
-    ways += ["fewer --methods"] if len(job.ranked) > 1 else []
-    ways += ["--checks none"] if config.wanted_checks - {"controls"} else []
-    gpu = job.classifier.device.type == "cpu" and torch.cuda.is_available()
-    ways += ["--device cuda"] if gpu else []
+    """What would make a run shorter; empty where nothing would."""
+    config = job.config
+    images = len(job.entries)
+    ways = []
+    if not config.quick:
+        ways.append("--quick (a first look)")
+    if images > 100:
+        ways.append("--images 50")
+    if config.calls == "exact" and images <= FEW:
+        ways.append(f"--calls {SAMPLED}")
+    if len(job.ranked) > 1:
+        ways.append("fewer --methods")
+    if config.wanted_checks - {"controls"}:
+        ways.append("--checks none")
+    if job.classifier.device.type == "cpu" and torch.cuda.is_available():
+        ways.append("--device cuda")
     return f"Shorter: {', '.join(ways)}." if ways else ""

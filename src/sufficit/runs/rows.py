@@ -18,7 +18,7 @@ from sufficit.files import make_folder, writing
 from sufficit.metrics.metric import CURVES, Curve, Schedule, curves_of
 from sufficit.outside import csv_cell
 from sufficit.probes.band import CURVE, BandProbe
-from sufficit.runs.unit_rows import StoredUnit
+from sufficit.runs.unit_rows import Rows
 from sufficit.sums import Floats
 
 if TYPE_CHECKING:
@@ -72,12 +72,10 @@ class SourceWriter:
             table = table.replace_schema_metadata({ESTIMATES: b"each image's values"})
         self._rows(table)
 
-    def add_curves(self, rows: StoredUnit, source: str) -> None:
+    def add_curves(self, rows: Rows, source: str) -> None:
         """Add up the curves of a unit; write those of each image where all masks were asked."""
-        for name, curve in rows.curves_of(source).items():
-            if name not in self._sums:
-                self._sums[name] = np.zeros_like(curve)
-            self._sums[name] += curve
+        for name, curve in rows.curves.get(source, {}).items():
+            self._sums[name] = self._sums.get(name, 0.0) + curve.numpy()
         if self._curves is not None and source in rows.answers:
             assert self._asked is not None
             answers = self._asked.kept(rows.answers[source])
