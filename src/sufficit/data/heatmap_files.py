@@ -32,7 +32,8 @@ class HeatmapFile:
             raise UserError(f"no heatmap file at {path}: check the path")
         if path.suffix not in (".npz", ".safetensors"):
             raise UserError(f"heatmaps must be a .npz or .safetensors file, got {path.name}")
-        self.path, self._closing = path, ExitStack()
+        self.path = path
+        self._closing = ExitStack()
         self._members: dict[str, Any]  # of a .npz, with what the archive says about each
         try:
             if path.suffix == ".npz":

@@ -176,9 +176,11 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
 
 def _listed(root: Path, warned: set[str], linked: set[Path], folder: str) -> _Listed:
     """What is in a folder below the root; nothing if it is a link that is not followed."""
-    files, folders = dict[str, tuple[int, str]](), set[str]()
+    files = dict[str, tuple[int, str]]()
+    folders = set[str]()
     if folder != str(root) and Path(folder).is_symlink():
-        top, target = root.resolve(), Path(folder).resolve()
+        top = root.resolve()
+        target = Path(folder).resolve()
         if target in linked or target.is_relative_to(top) or top.is_relative_to(target):
             return files, folders
         linked.add(target)
@@ -280,7 +282,8 @@ def expand(pattern: str) -> list[str]:
     if math.prod(max(0, count) for count in counts) > MOST_FILES:
         raise UserError(f"{pattern} names more than {MOST_FILES} files: give a smaller range")
     low, high = found.groups()
-    head, tails = pattern[: found.start()], expand(pattern[found.end() :])
+    head = pattern[: found.start()]
+    tails = expand(pattern[found.end() :])
     numbers = (f"{n:0{len(low)}d}" for n in range(int(low), int(high) + 1))
     return [head + number + tail for number in numbers for tail in tails]
 
@@ -385,7 +388,8 @@ def while_there(root: Path, folder: Path | None = None) -> Iterator[None]:
 def check_there(root: Path, error: BaseException, *, may_be_empty: bool = False) -> None:
     """Raise GoneError if a read error means that the folder or shard is gone, not one bad file."""
     cause = error if isinstance(error, OSError) else error.__cause__
-    number, reason = getattr(cause, "errno", None), getattr(cause, "strerror", None)
+    number = getattr(cause, "errno", None)
+    reason = getattr(cause, "strerror", None)
     broken = errno.errorcode.get(number or 0) in BROKEN
     if not broken and _can_be_read(root, may_be_empty):
         return

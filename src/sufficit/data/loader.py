@@ -291,7 +291,10 @@ def _fetch(asked: tuple[Path, Sequence[ImageFile]]) -> list[Download]:
     """The images of one request."""
     path, run = asked
     assert is_remote(path)  # the caller asked
-    first, last, problem, contents = run[0], run[-1], "", [b""] * len(run)
+    first = run[0]
+    last = run[-1]
+    problem = ""
+    contents = [b""] * len(run)  # of images whose request fails
     try:
         with while_there(first.root):
             if first.inside:

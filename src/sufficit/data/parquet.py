@@ -117,7 +117,9 @@ def images_of_tables(
         classes[:] = tables[0].columns.names or ()
     named = _are_names([table.paths for table in tables])
     for path, short, table in zip(paths, names_in_common(paths), tables, strict=True):
-        file, stem, at = str(path), short.removesuffix(".parquet"), 0
+        file = str(path)
+        stem = short.removesuffix(".parquet")
+        at = 0  # the first row of a group
         for rows, size in table.groups:
             some = slice(at, at + rows)
             names = table.paths[some].to_pylist() if named else None
@@ -125,8 +127,15 @@ def images_of_tables(
             for row, label in enumerate(labels, at):
                 name = f"{stem}/{row}" if names is None else names[row - at]
                 word = _word(label, table.columns.names, path)
-                known = (size // max(rows, 1), table.version, row, table.columns.image)
-                yield ParquetImage(file, name, word, "", *known)
+                yield ParquetImage(
+                    file,
+                    name,
+                    word,
+                    size=size // max(rows, 1),
+                    version=table.version,
+                    start=row,
+                    column=table.columns.image,
+                )
             at += rows
 
 
@@ -181,7 +190,8 @@ def choose_columns(
         raise _wrong(path, what, fields, "label_column", "ANOTHER")
     label = label_column or next((name for name in LABELS if name in labels), None)
     names = features.get(label, {}).get("names") if label else None
-    kind, nested_path = fields[image_column], None
+    kind = fields[image_column]
+    nested_path = None
     if images[image_column] != image_column and kind.get_field_index("path") >= 0:
         nested_path = f"{image_column}.path"
     known = tuple(str(name) for name in names) if isinstance(names, list) else None

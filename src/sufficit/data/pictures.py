@@ -26,7 +26,9 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 TIFF_SIZE = (256, 257)  # the tags of width and height, as they are stored
 TURNED = 274  # the tag of EXIF that says how to turn an image
 CRITICAL = (b"PLTE", b"IDAT")  # chunks of a PNG whose checksums Pillow does not check
-SPARE_BYTES, BYTES_PER_PIXEL = 2**29, 24  # memory of a process that decodes
+# Memory of a process that decodes: the interpreter with Pillow, and what an image may take.
+SPARE_BYTES = 2**29
+BYTES_PER_PIXEL = 24
 RESAMPLING = {mode.name.lower(): mode for mode in Image.Resampling}
 RESAMPLING["nearest-exact"] = Image.Resampling.NEAREST
 
@@ -112,7 +114,8 @@ def _check_sums(content: bytes) -> None:
     place = 8
     while place + 12 <= len(content):
         end = place + 8 + int.from_bytes(content[place : place + 4])
-        kind, found = content[place + 4 : place + 8], content[end : end + 4]
+        kind = content[place + 4 : place + 8]
+        found = content[end : end + 4]
         wanted = zlib.crc32(memoryview(content)[place + 4 : end]) if kind in CRITICAL else None
         if wanted is not None and len(found) == 4 and int.from_bytes(found) != wanted:
             raise BadImageError(f"not a readable image (wrong checksum of {kind.decode()})")
@@ -161,7 +164,8 @@ def _start(side: int, crop: int) -> int:
 
 def main() -> None:
     """Decode what comes on standard input until it ends: a line of JSON and a file each time."""
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
+    requests = sys.stdin.buffer
+    answers = sys.stdout.buffer
     sys.stdout = sys.stderr  # nothing else may be written among the answers
     warnings.simplefilter("ignore")
     answers.write(b"ready\n")  # the time to start is not that of an image
@@ -169,7 +173,8 @@ def main() -> None:
     while line := requests.readline():
         asked = json.loads(line)
         _limit_memory(SPARE_BYTES + BYTES_PER_PIXEL * asked["pixels"])
-        file, view = BytesIO(requests.read(asked["bytes"])), SimpleNamespace(**asked["view"])
+        file = BytesIO(requests.read(asked["bytes"]))
+        view = SimpleNamespace(**asked["view"])
         pixels = b""
         try:
             found = read_picture(file, view, FORMATS, asked["pixels"])  # type: ignore[arg-type]  # like a View
