@@ -59,7 +59,9 @@ class Classifier:
         self.classes = tuple(classes) if classes is not None else None
         if not isinstance(view, View | None):
             raise UserError(f"view must be a View, got {view!r:.99}: as in View(crop=(224, 224))")
-        self.view, self.reshape, self.recipe = view, reshape, recipe
+        self.view = view
+        self.reshape = reshape
+        self.recipe = recipe
         self.code = ""  # a digest of the user's code that made it, if `load` ran some
         if output not in OUTPUTS:
             raise unknown("output", str(output), OUTPUTS)
@@ -93,7 +95,9 @@ class Classifier:
             raise UserError(f"score must be accuracy, confidence or a function, got {came}")
         check_arguments(score, "score", "what the model returns")
         found = self.over(self.model)
-        found.score, found.classes, found.recipe = score, None, None
+        found.score = score
+        found.classes = None
+        found.recipe = None
         return found
 
     def over(self, model: nn.Module) -> "Classifier":
@@ -142,7 +146,8 @@ class Classifier:
     @property
     def memory_format(self) -> torch.memory_format:
         """Channels-last if the model's first convolution is, else contiguous."""
-        last, whole = torch.channels_last, torch.contiguous_format
+        last = torch.channels_last
+        whole = torch.contiguous_format
         for one in self._tensors():
             if one.ndim == 4 and min(one.shape[:2]) > 1 and one.shape[2:] != (1, 1):
                 only_last = not one.is_contiguous() and one.is_contiguous(memory_format=last)
@@ -186,8 +191,9 @@ class Classifier:
             return (last,)
         with self.in_eval_mode(), torch.no_grad():
             inputs = self.normalize(images[:1])
-            given = (self.bare, lambda: self.plain_logits_of(inputs), inputs)
-            return layers.find_stages(*given, last, most)
+            return layers.find_stages(
+                self.bare, lambda: self.plain_logits_of(inputs), inputs, last, most
+            )
 
     def feature_layer(self, images: Tensor) -> str:
         """The layer that was given, else the last one with a grid at this size of images."""
@@ -238,7 +244,8 @@ class Classifier:
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
         if self.score is not None:
-            output, score = model(inputs), self.score
+            output = model(inputs)
+            score = self.score
             name = f"the score {getattr(score, '__name__', type(score).__name__)}"
             return outputs.as_logit(run_user_code(name, lambda: score(output)), len(inputs))
         if self._looked:
@@ -287,7 +294,8 @@ class Classifier:
         return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
 
     def _repr_html_(self) -> str:
-        sees, classes = "images as they are", "no names"
+        sees = "images as they are"
+        classes = "no names"
         if self.view is not None and self.view.crop is not None:
             h, w = self.view.crop
             sees = f"{h} x {w} pixels, {self.view.channels} channels"
