@@ -57,7 +57,8 @@ def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
 
 def base_weights(schedule: Schedule) -> dict[Band, float]:
     """1/2 [ Show(>a_min) - Show(<=a_min) + mean Show(>a) - mean Hide(>a) ], a in a_min..1."""
-    means, found = mean_weights(schedule.alphas), dict[Band, float]()
+    means = mean_weights(schedule.alphas)
+    found = dict[Band, float]()
     for name, half in (("show", 1 / 2), ("hide", -1 / 2)):
         points = CURVES[name](schedule).values()
         found |= {band: half * w for band, w in zip(points, means, strict=True)}
@@ -86,7 +87,8 @@ def _penalty_bands(schedule: Schedule) -> list[Band]:
 
 def _fidelity_metric(curve: str) -> Metric:
     """Area of |p_y(x) - p_y(masked x)|: Fid- (lower is better) of insertion, Fid+ of deletion."""
-    weights, whole = curve_weights(curve), [bands.EVERYTHING]
+    weights = curve_weights(curve)
+    whole = [bands.EVERYTHING]
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
         known = predictions.of(whole, "confidence")
@@ -120,7 +122,7 @@ COLUMNS: tuple[str, ...] = tuple(_PAPER)  # those of the paper's tables, the def
 ENDLESS = (-inf, inf)
 _WORDS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 HEADINGS: dict[str, Heading] = {
-    name: Heading(**({"group": ""} | words | {"limits": tuple(words.get("limits", ENDLESS))}))
+    name: Heading(**{"group": "", **words, "limits": tuple(words.get("limits", ENDLESS))})
     for part in _WORDS.values()
     for name, words in part.items()
 }

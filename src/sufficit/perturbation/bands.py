@@ -119,7 +119,8 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
              [2, 3],
              [0, 2]]])
     """
-    n, pixels = heatmaps.shape[0], heatmaps[0].numel()
+    n = heatmaps.shape[0]
+    pixels = heatmaps[0].numel()
     found = torch.empty(n, len(bands), 2, dtype=torch.long, device=heatmaps.device)
     by_value = [i for i, band in enumerate(bands) if band.axis == "value"]
     by_rank = [i for i, band in enumerate(bands) if band.axis == "rank"]
@@ -150,7 +151,8 @@ def distinct_masks(spans: Tensor, pixels: int) -> tuple[Tensor, Tensor, Tensor, 
     codes = (image * width + spans[..., 0]) * width + spans[..., 1]
     distinct, place = codes.unique(return_inverse=True)
     dtype = torch.float32 if pixels <= 2**24 else torch.float64  # that of the ranks
-    starts, stops = distinct // width % width, distinct % width
+    starts = distinct // width % width
+    stops = distinct % width
     return distinct // width**2, starts.to(dtype), stops.to(dtype), place
 
 

@@ -34,6 +34,8 @@ _FEW_SIZES = ("cuda",)  # where libraries plan for each new batch size, which is
 _SIZES = 8  # of batches, there
 
 
+# `predict` and `predict_views` have many parameters: everything that asks a model does it here.
+# `MaskedModel` is their short form, for a model with a fill.
 def predict(
     classifier: Classifier,
     images: Tensor,
@@ -58,9 +60,12 @@ def predict(
     """
     loop = _Loop(classifier, images, fill, batch_size)
     parts: list[Predictions] = []
-    total, n, start = len(heatmaps), len(images), 0
+    total = len(heatmaps)
+    n = len(images)
+    start = 0
     with torch.no_grad(), classifier.in_eval_mode():
         for count in _groups(total, images, classifier.device):
+            # The maps of all methods come one after the other, so images repeat after n.
             rows: slice | list[int] = [row % n for row in range(start, start + count)]
             if start % n + count <= n:
                 rows = slice(start % n, start % n + count)  # copies nothing
@@ -70,7 +75,8 @@ def predict(
             # edges of bands are float32, so that values are compared in it.
             maps = maps if maps.dtype == torch.float64 else maps.float()
             spans = runs(maps.float(), [*bands, *weigh])
-            chosen, asked = None if drawn is None else drawn[rows], spans[:, : len(bands)]
+            chosen = None if drawn is None else drawn[rows]
+            asked = spans[:, : len(bands)]
             if chosen is not None:
                 numbers = chosen.to(spans.device, torch.long)[..., None].expand(-1, -1, 2)
                 asked = asked.gather(1, numbers)
@@ -118,6 +124,7 @@ def predict_views(
     loop = _Loop(classifier, images, fill, batch_size)
     loop.score = score or loop.score
     loop.highest = -1 if targets is None or not len(targets) else int(targets.max())
+    # Image by image, so that each is on the device once; `ends` is where the views of each end.
     used, place = views[0].unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
@@ -131,17 +138,29 @@ def predict_views(
             rows = used[start : start + count].tolist()
             inputs, hidden = loop.normalized(rows)
             here = order[done : ends[start + count - 1]]
-            seen, through = place[here] - start, views[1][here]
+            seen = place[here] - start
+            through = views[1][here]
             sent = torch.arange(len(here), device=inputs.device)
             goals = torch.zeros_like(sent) if targets is None else targets[here].to(sent)
-            given = (inputs, hidden, masks, seen, through, classifier.memory_format, loop.imputes)
-            masker: AnyMasker = ViewMasker(*given)
+            masker: AnyMasker
             if loop.vit:
                 kept = masks[through.to(masks.device)].to(inputs.device)
                 masker, sent = loop.token_masker(inputs, seen.to(sent), kept)
+            else:
+                masker = ViewMasker(
+                    inputs=inputs,
+                    hidden=hidden,
+                    masks=masks,
+                    seen=seen,
+                    through=through,
+                    layout=classifier.memory_format,
+                    imputes=loop.imputes,
+                )
             found = loop.masked(masker, goals, sent)
-            named[here], confidences[here] = found[0].cpu().long(), found[1].cpu()
-            start, done = start + count, done + len(here)
+            named[here] = found[0].cpu().long()
+            confidences[here] = found[1].cpu()
+            start += count
+            done += len(here)
     if targets is None:
         confidences.fill_(torch.nan)
     if classifier.score is not None:
@@ -179,8 +198,7 @@ def halved(failed: int) -> int:
         )
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    words = f"out of memory: retrying with batch size {failed // 2}"
-    warn_user(words, RuntimeWarning)
+    warn_user(f"out of memory: retrying with batch size {failed // 2}", RuntimeWarning)
     return failed // 2
 
 
@@ -196,7 +214,8 @@ def usual_batch(classifier: Classifier, shape: Sequence[int]) -> int:
 
 def _groups(total: int, images: Tensor, device: torch.device) -> list[int]:
     """Return how many images each group on the device has, all about equal."""
-    elements, most = _GROUP_ELEMENTS.get(device.type, 2**25), _GROUP_IMAGES.get(device.type, 64)
+    elements = _GROUP_ELEMENTS.get(device.type, 2**25)
+    most = _GROUP_IMAGES.get(device.type, 64)
     groups = -(-total // max(1, min(most, elements // images[0].numel())))
     return [total * (k + 1) // groups - total * k // groups for k in range(groups)]
 
@@ -211,7 +230,9 @@ class _Loop:
     def __init__(
         self, classifier: Classifier, images: Tensor, fill: str | Tensor, batch_size: int | None
     ) -> None:
-        self.classifier, self.images, self.fill = classifier, images, fill
+        self.classifier = classifier
+        self.images = images
+        self.fill = fill
         # With the fill `drop`, the model in two parts; masks are then unions of patches.
         self.vit = tokens.token_model(classifier, images.shape[2:]) if tokens.drops(fill) else None
         self.imputes = isinstance(fill, str) and fill == ROAD
@@ -237,7 +258,9 @@ class _Loop:
 
         Inputs, ranks and runs are those of a group of images that is on the device.
         """
-        pixels, own_score = ranks[0].numel(), self.classifier.score is not None
+        pixels = ranks[0].numel()
+        own_score = self.classifier.score is not None
+        # A mask that hides nothing is the whole image, which is asked without masking.
         if self.vit:
             kept = tokens.kept_patches(ranks, spans, self.vit.patch)
             owners, kept, place = tokens.distinct_patches(kept)
@@ -245,11 +268,13 @@ class _Loop:
         else:
             owners, starts, stops, place = distinct_masks(spans, pixels)
             hides = (starts > 0) | (stops < pixels)
-        whole, asked = owners[~hides], hides.nonzero()[:, 0]
+        whole = owners[~hides]
+        asked = hides.nonzero()[:, 0]
         self.highest = -1 if targets is None else int(targets.max())
         if targets is None or own_score:
             every = self.each(inputs, self.answer)
-            targets, logits = every.argmax(1), every[whole]
+            targets = every.argmax(1)
+            logits = every[whole]
         else:
             targets = targets.to(inputs.device)
             if self.whole is None:
@@ -261,10 +286,17 @@ class _Loop:
             masker, order = self.token_masker(inputs, owners[asked], kept[asked])
             asked = asked[order]
         else:
-            layout, those = self.classifier.memory_format, owners[asked].tolist()
-            inputs = inputs.contiguous(memory_format=layout)
-            given = (inputs, hidden, ranks, those, starts[asked], stops[asked], layout)
-            masker = Masker(*given, imputes=self.imputes)
+            layout = self.classifier.memory_format
+            masker = Masker(
+                inputs=inputs.contiguous(memory_format=layout),
+                hidden=hidden,
+                ranks=ranks,
+                owners=owners[asked].tolist(),
+                starts=starts[asked],
+                stops=stops[asked],
+                layout=layout,
+                imputes=self.imputes,
+            )
         named, confidences = self.masked(masker, goals, asked)
         if len(whole) and self.whole is not None and not own_score:
             seen = whole.cpu()
@@ -274,7 +306,8 @@ class _Loop:
             named[~hides], confidences[~hides] = judge(logits, goals[~hides], self.score)
         if own_score:
             named, confidences = relative(confidences, every[owners, 0])
-        place, calls = place.cpu(), owners[hides].bincount(minlength=len(inputs)).cpu()
+        place = place.cpu()
+        calls = owners[hides].bincount(minlength=len(inputs)).cpu()
         return targets.cpu(), named.cpu()[place], confidences.cpu()[place], calls
 
     def token_masker(
@@ -340,7 +373,8 @@ class _Loop:
         self, total: int, one: Callable[[int, int], None], masker: AnyMasker | None = None
     ) -> None:
         """Call `one(start, stop)` per batch; out of memory, free buffers and halve the batch."""
-        start, counts = 0, masker.counts if isinstance(masker, tokens.TokenMasker) else ()
+        start = 0
+        counts = masker.counts if isinstance(masker, tokens.TokenMasker) else ()
         while start < total:
             stop = min(start + self.batch_size, total)
             if counts:
