@@ -42,16 +42,19 @@ def mean_gradient(
     classifier: Classifier, images: Tensor, targets: Tensor, samples: int, variant: Variant
 ) -> Tensor:
     """The mean of factor * gradient over samples of each image, summed over channels: [N,H,W]."""
-    n, total, start = len(images), torch.zeros_like(images, dtype=torch.float32), 0
+    n = len(images)
+    total = torch.zeros_like(images, dtype=torch.float32)
+    start = 0
     # A backward pass keeps what a forward pass frees.
     size = max(1, usual_batch(classifier, images.shape[1:]) // 4 // n)
     while start < samples:
         some = slice(start, min(start + size, samples))
-        count, found = some.stop - start, None
+        count = some.stop - start
+        found = None
         try:
             points, factor = variant(some)
-            given = (points.flatten(0, 1), targets.repeat(count))
-            found = image_gradients(classifier, *given).unflatten(0, (count, n))
+            flat = image_gradients(classifier, points.flatten(0, 1), targets.repeat(count))
+            found = flat.unflatten(0, (count, n))
             total = total + (factor * found).sum(0)
         except torch.OutOfMemoryError:
             if count == 1:

@@ -36,6 +36,7 @@ _drawers: "WeakSet[Any]" = WeakSet()
 _volatile: "WeakKeyDictionary[nn.Module, set[Place]]" = WeakKeyDictionary()
 
 
+# Four parameters say what to call, four with what: two classes for them would have no other use.
 def call_guarded(
     what: str,
     function: object,
@@ -191,7 +192,8 @@ class _State:
         """What is not as it was, in words."""
         found: dict[Place, str] = {}
         for name, module in self.modules.items():
-            was, now = self.own[name], vars(module)
+            was = self.own[name]
+            now = vars(module)
             for key in {**was, **now}:
                 if not _same(was.get(key, _ABSENT), now.get(key, _ABSENT)):
                     found[name, key] = _words(name, key, was.get(key), now.get(key))

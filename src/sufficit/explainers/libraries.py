@@ -53,9 +53,11 @@ def library_method(word: str) -> Explainer:
             f"{word} needs {needs[name]}, more than an image and its logits: use one of"
             f" {', '.join(usable)}"
         )
-    takes, options = _parameters(kinds[name]), {}
+    takes = _parameters(kinds[name])
+    options = {}
     for key, one in takes.items():
-        default, about = one.default, f"as in {library}"
+        default = one.default
+        about = f"as in {library}"
         if isinstance(default, bool) and not key.startswith(_FIXED):
             options[key] = Option(str(default).lower(), about, choices=("true", "false"))
         elif isinstance(default, int | float | str) and not key.startswith(_FIXED):
@@ -145,7 +147,8 @@ class _Logits(nn.Module):
         # Rules of relevance change weights while they work; other methods share them.
         shared = () if relevance else (*classifier.bare.parameters(), *classifier.bare.buffers())
         self.model = copy.deepcopy(classifier.bare, {id(one): one for one in shared}).eval()
-        self.classifier, self.relevance = classifier.over(self.model), relevance
+        self.classifier = classifier.over(self.model)
+        self.relevance = relevance
         calls: dict[nn.Module, int] = {}
 
         def count(module: nn.Module, *_: object) -> None:
@@ -177,8 +180,11 @@ class _Logits(nn.Module):
 def _captum(
     kind: Any, model: _Logits, images: Tensor, targets: Tensor, *, seed: int, **options: Any
 ) -> Tensor:
-    takes, inputs, (c, h, w) = _parameters(kind), model.prepared(images), images.shape[1:]
-    grid, layer = options.pop("grid", 1), options.pop("layer", None)
+    takes = _parameters(kind)
+    inputs = model.prepared(images)
+    c, h, w = images.shape[1:]
+    grid = options.pop("grid", 1)
+    layer = options.pop("layer", None)
     options = {name: {"true": True, "false": False}.get(v, v) for name, v in options.items()}
     place = () if layer is None else (model.model.get_submodule(layer),)
     own = {name: options.pop(name) for name in signature(kind).parameters if name in options}

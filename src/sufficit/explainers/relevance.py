@@ -75,7 +75,8 @@ class RelevanceRules(WrittenAttention):
         self, gammas: Mapping[str, float], ends: tuple[Tensor, Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.gammas, self.image = gammas, torch.empty(0)
+        self.gammas = gammas
+        self.image = torch.empty(0)
         self.ends = ends and (ends[0].requires_grad_(), ends[1].requires_grad_())
         self.last: tuple[Any, ...] = (None,)  # a convolution: output, layer, x, weight, bias
 
@@ -183,7 +184,8 @@ RULES: Mapping[str, Callable[..., Tensor]] = {
 
 def _gamma(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: float) -> Tensor:
     """A linear layer whose contributions of the output's sign count 1 + gamma times as much."""
-    plus, minus = weight.clamp(min=0), weight.clamp(max=0)
+    plus = weight.clamp(min=0)
+    minus = weight.clamp(max=0)
     high, low = x.clamp(min=0), x.clamp(max=0)
 
     def bound(low: float | None, high: float | None) -> Tensor | None:
@@ -204,7 +206,8 @@ def _box(
     """A convolution of pixels between two ends: contributions are counted from the ends."""
     low, high = ends
     value = layer(x, weight, bias).detach()
-    above, below = layer(low, weight.clamp(min=0), None), layer(high, weight.clamp(max=0), None)
+    above = layer(low, weight.clamp(min=0), None)
+    below = layer(high, weight.clamp(max=0), None)
     spread = layer(x, weight, None) - above - below
     safe = spread.detach().clamp(min=1e-6)  # it is no less than zero
     return value + (spread - spread.detach()) * (value / safe)
