@@ -46,7 +46,9 @@ class SourceWriter:
         heatmaps: bool,
     ) -> None:
         make_folder(place)
-        self._place, self._schedule, self._asked = place, schedule, asked
+        self._place = place
+        self._schedule = schedule
+        self._asked = asked
         self._rows = closing.enter_context(table_writer(place / "scores.parquet", SCORES_GROUP))
         self._curves = None
         if asked is not None and asked.keeps_answers:
@@ -175,7 +177,8 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
     """One row per image of every source; `rows[source]` reads all of them, each time."""
 
     def __init__(self, folder: Path, files: Mapping[str, Path | bytes]) -> None:
-        self._folder, self._files = folder, files
+        self._folder = folder
+        self._files = files
 
     def __getitem__(self, source: str) -> "pandas.DataFrame":
         with self._open(source) as file:
@@ -226,7 +229,9 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
         """Some columns of some images, in their order."""
         import pyarrow
 
-        parts, start, wanted = [], 0, sorted({*rows})
+        parts = []
+        start = 0
+        wanted = sorted({*rows})
         with self._open(source) as file:
             for batch in file.iter_batches(columns=[*columns]):
                 here = [row - start for row in wanted if 0 <= row - start < len(batch)]

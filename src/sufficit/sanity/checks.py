@@ -153,9 +153,6 @@ def _missing(found: Estimate) -> str:
     return f"{found.n_nan} of {found.n + found.n_nan} images have a constant heatmap"
 
 
-CHECKED = 8  # images of a head check
-
-
 def sanity_check(
     classifier: Classifier,
     images: Tensor,
@@ -182,11 +179,19 @@ def sanity_check(
     known = check_targets(targets, len(images))
     goals = predictions(classifier, images) if known is None else known
     used = methods_for(methods, classifier)
-    options: Any = {"layer": layer, "batch_size": batch_size, "seed": seed, "progress": False}
 
     def maps_of(model: Classifier) -> dict[str, Tensor]:
         with seeded(seed):  # stochastic methods use the same seed for every model
-            return explain_all(model, images, goals, used, **options)
+            return explain_all(
+                model,
+                images,
+                goals,
+                used,
+                layer=layer,
+                batch_size=batch_size,
+                seed=seed,
+                progress=False,
+            )
 
     def likenesses(model: Classifier, step: int, layer: str) -> list[Likeness]:
         with warnings.catch_warnings():
@@ -256,8 +261,11 @@ def save_sanity(
     """Write sanity.csv, sanity.png, report.html and, last, run.json."""
     from sufficit.report.html import environment, look_and_feel  # slow to import
 
-    report, figure = result.report, result.report.figure()
-    verdicts, sentences, n = report.verdicts(), report.sentences(), len(result.names)
+    report = result.report
+    figure = result.report.figure()
+    verdicts = report.verdicts()
+    sentences = report.sentences()
+    n = len(result.names)
     make_folder(folder)
     with writing(folder / "sanity.csv") as path:
         path.write_text(as_csv(report.frame()), encoding="utf-8")
