@@ -73,7 +73,7 @@ def test_reading_ahead_takes_more_threads_only_while_it_is_waited_for(
         def shutdown(self, *, wait: bool) -> None:
             assert not wait
 
-    def items(self: ImageLoader[Item], entries: Any, threads: int | None = None) -> list[Item]:
+    def items(self: ImageLoader, entries: Any, threads: int | None = None) -> list[Item]:
         found.append(threads or 8)
         return []
 

@@ -79,7 +79,7 @@ class Manifest:
         return self._with(path=path)
 
     def _with(self, **changed: Any) -> "Manifest":
-        """A copy that shares the open file."""
+        """A copy that shares the open file, whose temporary folder goes with it."""
         found = object.__new__(Manifest)
         found.__dict__ = self.__dict__ | changed
         return found

@@ -99,12 +99,9 @@ class Job:
     def schedule(self) -> Schedule:
         """The points of all curves; while alpha_min is searched for, at its usual value."""
         config = self.config
-        if self.alpha_min is not None:
-            alpha = self.alpha_min
-        elif isinstance(config.alpha_min, float):
-            alpha = config.alpha_min
-        else:
-            alpha = RunConfig.alpha_min
+        # What a first run found; what was given, if it is a number; the usual value.
+        known = (self.alpha_min, config.alpha_min, RunConfig.alpha_min)
+        alpha = next(one for one in known if isinstance(one, float))
         (found,) = schedules_for([alpha], config.score_kind, config.value_step, config.percent_step)
         return found
 

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
@@ -20,14 +19,6 @@ from sufficit.sources import NOT_FINITE
 BAD_TRUTH = "bad truth"  # a note
 
 
-@dataclass(frozen=True)
-class Sample(Item):
-    """An image as the model sees it, and where its object is."""
-
-    truth: Tensor | None  # [H,W]
-    problem: str  # why its truth cannot be used
-
-
 @dataclass
 class Reader:
     """Reads the units of a run; the next one is decoded while the model works on this one."""
@@ -39,7 +30,7 @@ class Reader:
     batch_size: int | None = None
 
     def __post_init__(self) -> None:
-        self._loader = ImageLoader(self._sample, self.on_error, one_size=self.one_size)
+        self._loader = ImageLoader(self._item, self.on_error, one_size=self.one_size)
 
     def read(self, unit: Unit, following: Unit | None = None) -> tuple[Batch | None, Notes]:
         """Return the images of a unit that can be scored, and what is to be said of the others."""
@@ -54,7 +45,7 @@ class Reader:
         """The same of any images."""
         return self.read(Unit(-1, tuple(entries)))
 
-    def _batch(self, items: Sequence[Sample], notes: Notes) -> Batch | None:
+    def _batch(self, items: Sequence[Item], notes: Notes) -> Batch | None:
         """Images as a batch, without those for which the model gives NaN; None if none is left."""
         if not items:
             return None
@@ -76,12 +67,12 @@ class Reader:
         notes[SKIPPED] |= skipped_for_nan(broken, self.on_error)
         return batch.rows(good) if good else None
 
-    def _sample(self, entry: Entry) -> Sample:
+    def _item(self, entry: Entry) -> Item:
         """Decode an image and read its truth; runs in several threads."""
         view: View | None = self.classifier.view
         pixels = entry.image.read(view)
         if self.truth is None:
-            return Sample(entry, pixels, None, "")
+            return Item(entry, pixels)
         try:
             truth = self.truth.read(entry, view)
             if truth.shape != pixels.shape[1:]:
@@ -89,8 +80,8 @@ class Reader:
                 raise TruthError(f"its truth is {came}: give it in the image's size")
         except TruthError as error:
             nothing = torch.zeros_like(pixels[0]).byte()  # the rows of a batch are stacked
-            return Sample(entry, pixels, nothing, str(error))
-        return Sample(entry, pixels, truth, "")
+            return Item(entry, pixels, nothing, problem=str(error))
+        return Item(entry, pixels, truth)
 
 
 def skipped_for_nan(names: Sequence[str], on_error: OnError) -> dict[str, str]:
