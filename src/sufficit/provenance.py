@@ -111,7 +111,7 @@ def typed(kind: Any, value: Any) -> Any:
     origin = get_origin(kind)
     kinds = get_args(kind)
     if origin in (Union, UnionType):
-        own = next(one for one in kinds if one is not type(None))
+        own = next(one for one in kinds if one is not type(None))  # every union is `X | None`
         return None if value is None else typed(own, value)
     if origin is tuple:
         return tuple(typed(kinds[0], one) for one in value)

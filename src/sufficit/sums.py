@@ -144,7 +144,7 @@ def few_images(n: int) -> str | None:
 
 @dataclass(frozen=True)
 class Moments:
-    """What intervals and tests of means need to know: each [columns]."""
+    """Mean, standard error, skewness and number of groups of each column: [columns]."""
 
     means: Floats
     errors: Floats  # standard errors; NaN with fewer than two groups

@@ -72,7 +72,7 @@ class FastCopy:
 
 
 def is_compiled(classifier: Classifier) -> bool:
-    """Whether torch.compile made the model, so that every new batch size is compiled anew."""
+    """Whether torch.compile made the model, so that every new batch size is compiled again."""
     return hasattr(classifier.model, "_orig_mod")
 
 

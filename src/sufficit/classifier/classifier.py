@@ -101,7 +101,7 @@ class Classifier:
         return found
 
     def over(self, model: nn.Module) -> "Classifier":
-        """The same over another model with the same layers and outputs, such as a copy."""
+        """Return a copy with another model of the same layers and outputs."""
         found = copy.copy(self)
         found.model = model
         return found
@@ -149,6 +149,7 @@ class Classifier:
         last = torch.channels_last
         whole = torch.contiguous_format
         for one in self._tensors():
+            # A 1 x 1 convolution is contiguous in both formats and says nothing.
             if one.ndim == 4 and min(one.shape[:2]) > 1 and one.shape[2:] != (1, 1):
                 only_last = not one.is_contiguous() and one.is_contiguous(memory_format=last)
                 return last if only_last else whole
@@ -190,7 +191,7 @@ class Classifier:
         if most == 1 or self.reshape is not None:  # a reshape is for one layer
             return (last,)
         with self.in_eval_mode(), torch.no_grad():
-            inputs = self.normalize(images[:1])
+            inputs = self.normalize(images[:1])  # one image shows all shapes
             return layers.find_stages(
                 self.bare, lambda: self.plain_logits_of(inputs), inputs, last, most
             )
@@ -213,6 +214,7 @@ class Classifier:
 
     def normalize(self, images: Tensor) -> Tensor:
         """Images in 0..1 as the model expects them: its device, mean, std and dtype."""
+        # Only the form, at every call: to check values would wait for the GPU.
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check_form(images)
         moved = images.to(self.device)
@@ -233,7 +235,7 @@ class Classifier:
         return self._forward(self.model, inputs.clone())
 
     def plain_logits_of(self, inputs: Tensor) -> Tensor:
-        """The same from the bare model, uncompiled and on one device, so that hooks fire."""
+        """Return the logits of the bare model, uncompiled and on one device, so that hooks fire."""
         with layers.uncompiled():
             return self._forward(self.bare, inputs.clone())
 
@@ -257,6 +259,7 @@ class Classifier:
     def _look(self, output: Tensor) -> None:
         """Find out, in the first call, whether the model gives probabilities."""
         known = self.output == outputs.PROBABILITIES
+        # Rows with NaN, of one bad image, do not sum to 1 whatever the model ends in.
         finite = output.detach()[output.isfinite().all(1)]
         if not len(finite):
             return  # the next call may say more
@@ -273,7 +276,7 @@ class Classifier:
 
     @property
     def output_remark(self) -> str:
-        """What is wrong if the outputs are taken for logits and are none; empty if they are."""
+        """Return a remark if outputs that are probabilities are taken for logits; else empty."""
         if self.output == outputs.PROBABILITIES or self.ends_in is None:
             return ""
         return (

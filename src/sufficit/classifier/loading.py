@@ -144,6 +144,7 @@ def _read(folder: Path) -> Classifier:
         recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
         view = checkpoint.read_view(saved["view"]) if saved["view"] else None
         _check_recipe(recipe, path)
+        # The description is untrusted: a few words could ask for more memory than there is.
         with checkpoint.limited_by(folder / WEIGHTS):
             model = load(recipe.source, None, recipe.options).model
         classifier = Classifier(

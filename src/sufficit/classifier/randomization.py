@@ -24,7 +24,7 @@ class Block:
 
 
 def copied(classifier: Classifier) -> Classifier:
-    """The same classifier over a copy of its bare model."""
+    """Return the classifier with a copy of its bare model."""
     try:
         return classifier.over(copy.deepcopy(classifier.bare))
     except Exception as error:
@@ -123,6 +123,7 @@ def _reset(module: nn.Module) -> None:
     reset = getattr(module, "reset_parameters", None)
     with torch.inference_mode(False), torch.no_grad():
         if callable(reset):
+            # On the CPU, whose generator draws the same numbers on every machine.
             own = chain(module.parameters(recurse=False), module.buffers(recurse=False))
             device = next(own).device
             module.to("cpu")

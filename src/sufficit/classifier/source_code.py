@@ -28,7 +28,8 @@ Result = TypeVar("Result")
 def code_digest(*made: object) -> str:
     """A short digest of the user's code that defines functions and classes; "" where none does.
 
-    It covers their files and the files beside these that they import, also inside of functions.
+    It covers their files and the files in the same folders that they import, also inside of
+    functions.
     Where the files are does not count. Of installed packages the versions count.
     """
     files = set[Path]()
@@ -49,7 +50,7 @@ def code_digest(*made: object) -> str:
 
 
 def identity_of(made: object) -> str:
-    """What tells a function or object of the user's from another one of the same file.
+    """Return a digest that tells a function or object of the user's from others of the same file.
 
     Its code, its name and line, and the numbers and words that it holds.
     """

@@ -75,6 +75,7 @@ def draw_digits(
             chosen[i, 1:] = second(labels, chosen[i, :1], torch.tensor(row[-1:]))
         shade[i] = 0.8 + 0.2 * _colour(chance)
         count = _whole(chance, 0, BOXES + 1)
+        # Every image draws for all boxes, so that what comes after has the same chances.
         for box in range(BOXES):
             h, w = _whole(chance, 4, 25), _whole(chance, 4, 25)
             y, x = _whole(chance, 0, SIDE - h), _whole(chance, 0, SIDE - w)
@@ -164,6 +165,7 @@ def chances(numbers: Tensor, k: int, salt: int) -> Tensor:
     columns = torch.arange(k, device=numbers.device)
     start = torch.tensor(salt + 1, device=numbers.device) * _MIX[1]  # wraps, as all of it does
     state = (numbers[:, None] * k + columns) * _MIX[0] + start
+    # torch has no unsigned shift: the mask clears the copies of the sign that >> shifts in.
     state = (state ^ (state >> 30 & (1 << 34) - 1)) * _MIX[1]
     state = (state ^ (state >> 27 & (1 << 37) - 1)) * _MIX[2]
     state = state ^ (state >> 31 & (1 << 33) - 1)

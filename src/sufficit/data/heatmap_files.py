@@ -87,6 +87,7 @@ class HeatmapFile:
     def digest(self) -> str:
         """A short hash of the file's heatmaps."""
         if self.path.suffix == ".npz":
+            # The archive has a checksum of each array, so that none need be unpacked.
             known = [(name, info.CRC, info.file_size) for name, info in self._members.items()]
             return sha256(repr(known).encode()).hexdigest()[:16]
         with self._local.open("rb") as file:
@@ -126,6 +127,7 @@ def heatmap_writer(path: Path) -> Iterator[Callable[[str, Tensor], None]]:
     with writing(path) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
 
         def write(name: str, value: Tensor) -> None:
+            # Not numpy's savez, which holds all arrays in memory at once.
             with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, value.cpu().numpy(), allow_pickle=False)
 

@@ -71,6 +71,7 @@ class ImageFile:
         """The folder that the name is relative to, or the larger file."""
         if self.inside:
             return self.path
+        # A name may have more parts than the path has folders, as that of a file of a pattern.
         above = self.path.parents
         return above[min(self.name.count("/"), len(above) - 1)]
 
@@ -107,7 +108,7 @@ class ImageFile:
     @property
     def fault(self) -> str:
         """Why it can't be read whole, if that is known before it is opened."""
-        if self.problem or not (self.size == 0 or self.size > MOST_IMAGE):
+        if self.problem or 0 < self.size <= MOST_IMAGE or self.size < 0:
             return self.problem
         return f"a file of {self.size} bytes, the limit is {MOST_IMAGE}"
 
@@ -161,6 +162,8 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
             else:
                 yield below(start + entry, next(deeper), f"{inside}{name}/", label or name)
 
+    # A stack of generators, one per open folder: the images come in the order of their paths, and
+    # nothing but the names in these folders is in memory.
     top = str(root)
     listed = _listed_remote(top) if is_remote(root) else local(top)
     open_folders = [below(top, listed, "", None)]  # no recursion: there may be thousands of levels
@@ -250,6 +253,7 @@ def files_named(data: Path, suffix: str) -> list[Path]:
     if data.suffix != suffix:
         return []
     paths = [path for name in expand(str(data)) for path in _matching(name)]
+    # On object storage each question is a request, so several are sent at a time.
     for path, there in zip(paths, ahead(lambda path: path.is_file(), paths), strict=True):
         if not there and path == data and path.is_dir():
             return []
@@ -388,6 +392,7 @@ def while_there(root: Path, folder: Path | None = None) -> Iterator[None]:
 def check_there(root: Path, error: BaseException, *, may_be_empty: bool = False) -> None:
     """Raise GoneError if a read error means that the folder or shard is gone, not one bad file."""
     cause = error if isinstance(error, OSError) else error.__cause__
+    # Pillow's errors have the one of the disk as their cause.
     number = getattr(cause, "errno", None)
     reason = getattr(cause, "strerror", None)
     broken = errno.errorcode.get(number or 0) in BROKEN

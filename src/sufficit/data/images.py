@@ -67,6 +67,7 @@ SourceImage = ImageFile | ImageTensor
 def drawn(images: Iterable[SourceImage], count: int, seed: int) -> list[SourceImage]:
     """So many of the images, in their order; seed and names decide which, not the order."""
 
+    # A hash of each name, so that the same images are drawn when others are added or listed first.
     def key(one: tuple[int, SourceImage]) -> bytes:
         return blake2b(f"{seed}/{one[1].name}".encode(errors="surrogateescape")).digest()
 
@@ -114,7 +115,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class Listing:
-    """The images that a path names, listed while it is iterated over, each time anew."""
+    """The images that a path names. Each iteration lists them again, as it goes."""
 
     root: Path
     image_column: str | None = None
@@ -210,7 +211,7 @@ def class_forms(classes: Sequence[str]) -> dict[str, list[int]]:
     for number, name in enumerate(classes):
         exact.setdefault(name, []).append(number)
         plain.setdefault(plain_name(name), []).append(number)
-    return plain | exact
+    return plain | exact  # names to the letter win over those written plainly
 
 
 def class_named(word: str, forms: Mapping[str, list[int]]) -> int | None:

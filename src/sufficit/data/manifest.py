@@ -62,6 +62,7 @@ class Manifest:
         self.images: int = facts["images"]
         self.words: list[str] = facts["words"]  # class folders or labels
         self.loose = facts["loose"], facts["first_loose"]  # images without one
+        # pyarrow's file has one position, and several threads read.
         self._read = partial(_read_group, self._file, Lock())
         self._group = lru_cache(HELD)(self._read)
 
@@ -107,7 +108,7 @@ class Manifest:
         return found
 
     def digests(self) -> list[str]:
-        """What tells each unit from another: names, sizes, versions and labels of its images."""
+        """Return a digest of each unit: names, sizes, versions and labels of its images."""
         return [str(one) for one in self._column("digest")]
 
     def save(self, path: Path) -> None:

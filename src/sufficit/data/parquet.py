@@ -80,7 +80,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the list of images needs of a parquet file."""
+    """The columns, groups, paths and labels of a parquet file, of which images are listed."""
 
     columns: Columns
     groups: tuple[tuple[int, int], ...]  # rows, and bytes of the images
@@ -108,6 +108,7 @@ def images_of_tables(
         return _rows_of(path, image_column, label_column)
 
     remote = any(is_remote(path) for path in paths)
+    # Footers on object storage are read several at a time.
     tables = list(ahead(read, paths) if remote else map(read, paths))
     for path, table in zip(paths, tables, strict=True):
         if table.columns.names != tables[0].columns.names:
@@ -172,6 +173,7 @@ def choose_columns(
     if image_column is None:
         marked = [name for name in images if features.get(name, {}).get("_type") == "Image"]
         nested = [name for name in images if images[name] != name]
+        # Those that the data set calls images, else structs of bytes and path, else any bytes.
         options = marked or nested or list(images)
         if len(options) != 1:
             found = f"{len(options)} columns that may be" if options else "no column of"

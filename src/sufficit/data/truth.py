@@ -76,7 +76,7 @@ class TruthMasks:
         return with_boxes((self.masks[entry.number] > 0).cpu()[None])[0]
 
     def digest(self) -> str:
-        """What tells this truth from another."""
+        """Return a digest of the masks."""
         return digest(self.masks)
 
 
@@ -164,7 +164,7 @@ class TruthFiles:
             raise TruthError(f"its truth in {self.path.name}: {error}") from error
 
     def digest(self) -> str:
-        """What tells this truth from another: names with boxes, or with size and time of masks."""
+        """Return a digest of the names with their boxes, or with size and time of their masks."""
         return _digest(self.records)
 
 
@@ -201,6 +201,7 @@ def with_boxes(masks: Tensor) -> Tensor:
     masks = masks.bool()
     across, down = masks.any(1), masks.any(2)  # [N,W], [N,H]
 
+    # From the first True of a line to the last: at or after a True, and at or before one.
     def between(line: Tensor) -> Tensor:
         return line.int().cummax(1).values & line.flip(1).int().cummax(1).values.flip(1)
 
@@ -227,6 +228,7 @@ def _mask(file: ImageFile, size: tuple[int, int], view: View | None) -> Image.Im
     except BadImageError as error:
         raise BadImageError(f"{file.name}: {error}") from error
     values = np.asarray(picture)
+    # In a palette every number but 0 is an object, and so it is where the largest number is 1.
     grey = picture.mode not in ("1", "P") and values.max(initial=0) > 1
     h, w = values.shape
     crop = None if view is None else view.crop
@@ -255,7 +257,7 @@ def _drawn(boxes: Sequence[Box], size: tuple[int, int], label: str | None) -> Im
 
 
 def _as_seen(picture: Image.Image, view: View | None) -> Tensor:
-    """What the model sees of a grey picture, to the nearest pixel: bool [H,W]."""
+    """Return the part of a grey picture that the model sees, to the nearest pixel: bool [H,W]."""
     if view is not None:
         picture = seen(picture, replace(view, interpolation="nearest-exact"))
     return torch.from_numpy(np.asarray(picture) > 0)

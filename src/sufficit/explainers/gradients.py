@@ -1,7 +1,7 @@
 """Attributions from gradients at the image: signed maps [N,H,W], summed over the channels.
 
 Images are in 0..1 and gradients are of the target's logit with respect to them, so a model's mean
-and std are part of the model. What is drawn by lot depends on the seed alone, not on the batch.
+and std are part of the model. Random numbers depend on the seed alone, not on the batch.
 """
 
 from collections.abc import Callable
@@ -59,7 +59,7 @@ def mean_gradient(
         except torch.OutOfMemoryError:
             if count == 1:
                 raise  # fewer images may fit
-        if found is None:
+        if found is None:  # out of the handler, where the exception still holds the memory
             size = halved(count)
             continue
         start += count

@@ -99,7 +99,7 @@ def draw(
         check_range(targets.cpu(), classifier.plain_logits_of(inputs).shape[1])
         if "layer" in _parameters(kind):
             options["layer"] = layer or classifier.feature_layer(images)
-    # A backward pass keeps what a forward pass frees; lots must not depend on the batch.
+    # A backward pass keeps what a forward pass frees. Random numbers must not depend on the batch.
     alone = "n_samples" in options or name.endswith("Shap")
     size = 1 if alone else max(1, usual_batch(classifier, images.shape[1:]) // 4)
     attribute = partial(_captum if library == "captum" else _zennit, kind, seed=seed)
@@ -167,7 +167,7 @@ class _Logits(nn.Module):
                 self.model.set_submodule(name, self.turns[module])
 
     def prepared(self, images: Tensor) -> Tensor:
-        """What `forward` takes, as a tensor of its own."""
+        """Return what `forward` takes, as a new tensor."""
         return (self.classifier.normalize(images) if self.relevance else images).detach().clone()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -191,8 +191,8 @@ def _captum(
     if "target" in takes:
         options["target"] = targets
     if "baselines" in _required(kind):
-        lots = torch.Generator(device="cpu").manual_seed(seed)
-        noise = torch.rand(BASELINES, c, h, w, generator=lots, device="cpu")
+        generator = torch.Generator(device="cpu").manual_seed(seed)
+        noise = torch.rand(BASELINES, c, h, w, generator=generator, device="cpu")
         options["baselines"] = noise.to(images)
     if "internal_batch_size" in takes:
         options["internal_batch_size"] = len(images)
@@ -252,7 +252,7 @@ def _kinds(library: str, word: str) -> dict[str, Any]:
 
 
 def _parameters(kind: Any) -> dict[str, Parameter]:
-    """What `attribute` and the constructor take."""
+    """Return the parameters of `attribute` and of the constructor."""
     called = signature(kind.attribute).parameters if hasattr(kind, "attribute") else {}
     found = {**called, **signature(kind).parameters}
     return {n: one for n, one in found.items() if n != "self" and one.kind != one.VAR_KEYWORD}

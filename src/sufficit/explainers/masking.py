@@ -165,6 +165,7 @@ def coalitions(players: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     drawn = 1 + torch.multinomial(
         1 / (sizes * (players - sizes)), pairs, replacement=True, generator=generator
     )
+    # Ranks of random numbers are a permutation: the first ones are a coalition of the size drawn.
     ranks = torch.rand(pairs, players, generator=generator, device="cpu").argsort(1).argsort(1)
     half = (ranks < drawn[:, None]).float()
     return torch.cat([half, 1 - half]), torch.ones(2 * pairs, device="cpu")
@@ -174,7 +175,8 @@ def constrained_values(shown: Tensor, weights: Tensor, values: Tensor, total: Te
     """Least squares of values on coalitions with a given sum: [S,P], [S], [N,S], [N] -> [N,P]."""
     players = shown.shape[1]
     moment = (shown * weights[:, None]).T @ shown / weights.sum()
-    moment = moment + 1e-10 * torch.eye(players, dtype=moment.dtype)  # players never told apart
+    # Else it is singular where no coalition tells two players apart.
+    moment = moment + 1e-10 * torch.eye(players, dtype=moment.dtype)
     right = (values * weights) @ shown / weights.sum()  # [N,P]
     ones = torch.ones(players, 1, dtype=moment.dtype)
     free = torch.linalg.solve(moment, right.T)  # [P,N]

@@ -98,6 +98,7 @@ class BoxSearch:
             moved = within(boxes[moving, None] + _MOVES * steps[moving, None], h, w)  # [m,8,4]
             asked = owners[moving].repeat_interleave(len(_MOVES))
             best, which = self.worths(moved.flatten(0, 1), asked).view(len(moving), -1).max(1)
+            # A box takes its best move; one that no move helps gets smaller steps, or stops.
             better = best > worths[moving]
             boxes[moving[better]] = moved[better, which[better]]
             worths[moving[better]] = best[better]
@@ -108,7 +109,7 @@ class BoxSearch:
         return boxes.view(n, -1, 4)[torch.arange(n), best]
 
     def worths(self, boxes: Tensor, owners: Tensor) -> Tensor:
-        """What each box of an image is worth: [T,4], [T] -> [T].
+        """Return MSI of each box but for a constant: [T,4], [T] -> [T].
 
         MSI of a mask of zeros and ones is kept - (rest + empty) / 2 - area in the limit of fine
         steps; `empty`, the score of a hidden image, is the same for all masks and left out.

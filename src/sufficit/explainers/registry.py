@@ -61,7 +61,7 @@ def _entry(name: str) -> Explainer:
 
 
 def method_facts(explainer: Explainer) -> dict[str, Any]:
-    """What lists of methods say of one."""
+    """Return the facts of a method that lists show."""
     return {
         "description": explainer.description,
         "for": explainer.what_for,

@@ -90,6 +90,7 @@ class RelevanceRules(WrittenAttention):
             return func(*args, **options)
         if name in RULES:
             return RULES[name](func, *args, **options)
+        # A linear layer with gamma has its rule also where its weights are activations.
         if len(args) > 1 and _live(args[1]) and not (name == "linear" and self.gammas.get(name)):
             return _of_two(func, *args, name=name, **options)
         if name in ("linear", "conv2d"):
@@ -99,6 +100,7 @@ class RelevanceRules(WrittenAttention):
             result = self.weighted(name, layer, x, weight, bias)
             self.last = (result, layer, x, weight, bias) if name == "conv2d" else self.last
             return result
+        # The convolution before it is computed again with the norm merged into its weights.
         if func is F.batch_norm and args[0] is self.last[0] and args[1] is not None:
             _, layer, x, weight, bias = self.last
             scale, shift, eps = (options[key] for key in ("weight", "bias", "eps"))
@@ -196,6 +198,7 @@ def _gamma(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: 
     up = layer(high, plus, bound(0, None)) + layer(low, minus, None)  # what is above zero
     down = layer(high, minus, bound(None, 0)) + layer(low, plus, None)
     raised = value + gamma * torch.where(shown > 0, up, down)
+    # The value is the layer's own; the gradient is that of the raised contributions.
     safe = raised.detach()
     return raised * (shown / safe.masked_fill(safe == 0, 1))
 

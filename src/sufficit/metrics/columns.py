@@ -179,9 +179,9 @@ def metrics_named(
     truth: bool,
     sampled: bool,
 ) -> dict[str, AnyMetric]:
-    """Return the metrics that names and groups stand for, by name, each once.
+    """Return the metrics of names and groups by name, each once.
 
-    None stands for the paper's. The user's `own` are added to a group, and the columns that compare
+    None means the paper's. The user's `own` are added to a group, and the columns that compare
     with a truth where there is one, unless some of them are named.
     """
     words = ["paper"] if columns is None else [columns] if isinstance(columns, str) else columns

@@ -31,6 +31,7 @@ class MeanCurve:
     @property
     def height(self) -> float:
         """The mean height over the points that are known."""
+        # Where images were asked some masks each, a rare point may have been asked of none.
         known = (~self.values.isnan()).nonzero()[:, 0].tolist() or [0]
         weights = torch.tensor(mean_weights([self.grid[i] for i in known]), dtype=torch.float64)
         return (self.values[known] * weights).sum().item()

@@ -49,6 +49,7 @@ def at_least(alpha: float) -> Band:
     """Return the pixels at or above alpha, which the mask penalty counts."""
     if alpha <= 0:
         return Band("value", -math.inf, math.inf)
+    # The next smaller float32: bands leave out their lower edge.
     at = torch.tensor(alpha, dtype=torch.float32, device="cpu")
     return Band("value", at.nextafter(at - 1).item(), math.inf)
 
@@ -148,6 +149,7 @@ def distinct_masks(spans: Tensor, pixels: int) -> tuple[Tensor, Tensor, Tensor, 
     """
     width = pixels + 1
     image = torch.arange(len(spans), device=spans.device)[:, None]
+    # One number for image, start and stop, because `unique` of numbers is far faster than of rows.
     codes = (image * width + spans[..., 0]) * width + spans[..., 1]
     distinct, place = codes.unique(return_inverse=True)
     dtype = torch.float32 if pixels <= 2**24 else torch.float64  # that of the ranks

@@ -236,6 +236,7 @@ class _Loop:
         # With the fill `drop`, the model in two parts; masks are then unions of patches.
         self.vit = tokens.token_model(classifier, images.shape[2:]) if tokens.drops(fill) else None
         self.imputes = isinstance(fill, str) and fill == ROAD
+        # What ran out of memory once is not tried again by the next call.
         self.known = _fitting.setdefault(classifier.bare, {})
         self.case = (classifier.device, classifier.dtype, tuple(images.shape[1:]))
         wanted = batch_size or usual_batch(classifier, images.shape[1:])

@@ -82,6 +82,7 @@ class Predictions:
         scores = self.confidences.double()
         if kind == "accuracy":
             scores = hits(self.named, self.targets[:, None])
+        # The estimate of a constant would vary with the draw, so the constant is taken out first.
         middle = value(self.of([EVERYTHING], kind).nan_to_num(0) / 2)
         parts = (asked * (value(scores) - middle)).where(asked != 0, 0)
         return parts.sum(1) + middle[:, 0] * factors.sum()
@@ -101,6 +102,7 @@ class Predictions:
         """Return the values of the bands drawn at their numbers among all: [N,K] -> [N,B]."""
         if self.drawn is None:
             return values
+        # A band that an image drew twice is written twice, with the same value.
         whole = values.new_full((len(values), len(self.bands)), missing)
         return whole.scatter_(1, self.drawn.long(), values)
 

@@ -172,6 +172,7 @@ def _legend(figure: "Figure", axis: "Axes", look: Look) -> None:
     lines, names = axis.get_legend_handles_labels()
     if not look.legend or not names:
         return
+    # A letter is about 0.6 of the font's size wide; 6 letters are room for the line and the gap.
     letters = max(len(name) for name in names) + 6
     fits = int(figure.get_figwidth() * 72 / (0.6 * (look.font - 1) * letters))
     figure.legend(

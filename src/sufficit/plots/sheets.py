@@ -49,7 +49,7 @@ def blend(image: Tensor, heatmap: Tensor) -> Tensor:
 
 
 def score_captions(columns: Mapping[str, Sequence[float]]) -> list[str]:
-    r"""What is written under each of n heatmaps, one line per column: {column: [n]} -> n.
+    r"""Return the caption of each of n heatmaps, one line per column: {column: [n]} -> n.
 
     >>> score_captions({"base_score": [0.5, 0.75], "msi": [0.25, -0.5]})
     ['base 0.50\nMSI +0.25', 'base 0.75\nMSI -0.50']
@@ -104,6 +104,7 @@ def sheet_figure(
     width = 1.75 * columns if look.width is None else look.width
     side = width / columns * images.shape[2] / images.shape[3]
     height = len(images) * (deep * side + lines * 1.3 * (look.font - 2) / 72) + 0.3
+    # The usual distances are made for axes with labels.
     near = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
     figure = figure_class()(figsize=(width, height), layout=near)
     grid = figure.subplots(deep * len(images), columns, squeeze=False)

@@ -217,7 +217,7 @@ class RunConfig:
 
     @property
     def score_kind(self) -> Literal["accuracy", "confidence"]:
-        """What curves are made of; of a function, the share of the whole image's number."""
+        """Return the kind of score in curves; a function of the user's counts as a confidence."""
         return "accuracy" if self.score == "accuracy" else "confidence"
 
     @property
@@ -240,7 +240,7 @@ class RunConfig:
         return ("paper", "msi_rank")
 
     def column_options(self) -> dict[str, str | None]:
-        """What `open_images` takes of this."""
+        """Return the options for `open_images`."""
         return {"image_column": self.image_column, "label_column": self.label_column}
 
     def for_images(self, n: int) -> "RunConfig":
@@ -326,7 +326,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    """What a TOML file holds."""
+    """Return the content of a TOML file."""
     try:
         if path.exists() and not path.is_file():
             raise OSError(0, "not a file")
@@ -446,7 +446,7 @@ def _as(value: Any, kind: Any) -> Any:
 
 
 def _words(kind: Any) -> tuple[str, ...]:
-    """What a type is called in messages."""
+    """Return the words for a type in messages."""
     if get_origin(kind) is Literal:
         return tuple(str(choice) for choice in get_args(kind))
     if get_origin(kind) is tuple:

@@ -21,7 +21,7 @@ ENOUGH = 0.1  # seconds to time: one batch of a small network may be ten times s
 
 @dataclass(frozen=True)
 class Forecast:
-    """The images that the model will be asked for, and for how long."""
+    """The number of images that pass the model, the time this takes, and a sentence about it."""
 
     calls: int
     seconds: float
@@ -29,7 +29,7 @@ class Forecast:
 
 
 def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) -> Forecast | None:
-    """The work that is left of a run; None where it cannot be timed here.
+    """Return the work that is left of a run; None where it cannot be timed here.
 
     A unit that is done in `out` counts as done. Compiled models are faster than forecast.
     """
@@ -60,7 +60,7 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
 
 
 def images_per_second(job: Job) -> float | None:
-    """How many images the model answers for, from batches of the first image."""
+    """Return the model's speed, from batches of the first image; None if it cannot be read."""
     try:
         image = job.entries[0].image.read(job.classifier.view)[None].to(job.classifier.device)
     except (BadImageError, OSError):
@@ -95,7 +95,7 @@ def duration(seconds: float) -> str:
 
 
 def _shorter(job: Job) -> str:
-    """What would make a run shorter; empty where nothing would."""
+    """Return the options that make a run shorter, as a sentence; empty where none does."""
     config = job.config
     images = len(job.entries)
     ways = []

@@ -1,4 +1,4 @@
-"""What a run computes from: config, classifier, images with labels, sources, probes."""
+"""A job: config, classifier, images with labels, sources and probes of a run."""
 
 import hashlib
 import json
@@ -90,7 +90,7 @@ class Job:
     only: tuple[Probe, ...] | None = None  # the probes of a first run, in place of all
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker needs: probes that are made, and no list of images; units hold theirs."""
+        """Return the fields for a worker, which needs no list of images: units hold theirs."""
         state = {one.name: getattr(self, one.name) for one in fields(self)}
         # Some probes and derived columns depend on the list of images.
         return state | {"probes": self.probes, "derived": self.derived, "entries": None}
@@ -214,7 +214,7 @@ class Job:
 
     @cached_property
     def copies(self) -> dict[Classifier, FastCopy]:
-        """What answers for masked images faster than the models themselves, where that pays."""
+        """Return the compiled copy of each model, where that pays; else nothing."""
         if not self.compiles:
             return {}
         models = [self.classifier] if self.twin is None else [self.classifier, self.twin]
@@ -249,6 +249,7 @@ class Job:
         count = min(most, images)
         if self.config.within is not None:
             return frozenset(self.order[:count].tolist())
+        # Evenly, because class folders come one after the other.
         return frozenset(i * images // count for i in range(count))
 
     def asking_only(self, images: Sequence[int], probe: Probe) -> "Job":
@@ -409,6 +410,7 @@ def _check_msi(job: Job) -> None:
 def _in_smaller_units(job: Job) -> Job:
     """The job with smaller units where a run is long and has few images, so that it keeps some."""
     few = math.ceil(len(job.entries) / FEWEST_UNITS)
+    # Forward passes times weights is about proportional to the time that a run takes.
     weights = sum(one.numel() for one in job.classifier.bare.parameters())
     if job.config.unit_size is not None or few >= UNIT or job.calls * weights < LONG:
         return job

@@ -33,7 +33,7 @@ class Reader:
         self._loader = ImageLoader(self._item, self.on_error, one_size=self.one_size)
 
     def read(self, unit: Unit, following: Unit | None = None) -> tuple[Batch | None, Notes]:
-        """Return the images of a unit that can be scored, and what is to be said of the others."""
+        """Return the images of a unit that can be scored, and the notes on the others."""
         items = self._loader.read_unit(unit, following)
         notes: Notes = {SKIPPED: self._loader.dropped(unit)}
         problems = {item.name: item.problem for item in items if item.problem}
@@ -42,7 +42,7 @@ class Reader:
         return self._batch(items, notes), notes
 
     def entries(self, entries: Sequence[Entry]) -> tuple[Batch | None, Notes]:
-        """The same of any images."""
+        """Return any images that can be scored, and the notes on the others."""
         return self.read(Unit(-1, tuple(entries)))
 
     def _batch(self, items: Sequence[Item], notes: Notes) -> Batch | None:

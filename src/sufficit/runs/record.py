@@ -1,4 +1,4 @@
-"""run.json, as types: what a run did, and what its tables do not say."""
+"""run.json as a dataclass: facts of a run that are not in its tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -27,7 +27,7 @@ class SearchRecord:
 
 @dataclass(frozen=True)
 class TruthRecord:
-    """Of how many images the truth is known."""
+    """The number of images whose truth is missing or unusable."""
 
     path: str | None
     n_without: int
@@ -79,7 +79,7 @@ class Record:
     made: dict[str, Any] = field(default_factory=dict)  # config, command, time, commit, versions
 
     def as_json(self, job: "Job") -> dict[str, Any]:
-        """What run.json holds: the fields of a record, and in place of `made` what is in it."""
+        """Return the content of run.json: the fields, then config, command, time and versions."""
         made = provenance(asdict(job.config), job.classifier.device, job.classifier.dtype)
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "made"}
         found: dict[str, Any] = plain(made | own)
@@ -87,7 +87,7 @@ class Record:
 
     @staticmethod
     def read(known: Mapping[str, Any]) -> "Record":
-        """What run.json held; what another version wrote besides is kept in `made`."""
+        """Return the record of a run.json; what is no field of a record is kept in `made`."""
         own = {one.name for one in fields(Record)} - {"made"}
         found: Record = typed(Record, {name: value for name, value in known.items() if name in own})
         columns = {

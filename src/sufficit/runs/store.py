@@ -111,6 +111,7 @@ class Store:
         with ThreadPoolExecutor(1) as pool:
 
             def write(rows: Rows) -> None:
+                # One unit at a time is behind, so that an error of the disk ends the run soon.
                 while waiting:
                     waiting.pop().result()
                 waiting.append(pool.submit(self.write, rows))
@@ -121,6 +122,7 @@ class Store:
 
     def write(self, rows: Rows, kind: str = UNIT) -> None:
         """Write a unit's maps, then its rows, which make it done: whole or not at all."""
+        # Maps first: the file of the rows says that the unit is done.
         self.write_maps(rows, kind)
         tensors = {"targets": rows.targets}
         columns = {}  # the names of each source's columns, in the order of the tensor
@@ -278,11 +280,6 @@ class Store:
         found = {"unit": unit, "images": list(images), "reason": reason}
         save_json(self.folder / UNITS / f"failed-{unit:06d}.json", found)
 
-    def clear_failures(self) -> None:
-        """Forget the failures: the units are tried again."""
-        for path in (self.folder / UNITS).glob("failed-*.json"):
-            path.unlink(missing_ok=True)
-
     def state(self) -> "RunState":
         """How far the run is, from its files alone."""
         path = self.folder / UNITS / KEY
@@ -360,6 +357,8 @@ class Store:
                 continue  # no image was skipped so far
             raise cannot_resume(self.folder, name, was, is_now)
         entries.save(self.manifest)  # the images may have been moved
+        for failure in (self.folder / UNITS).glob("failed-*.json"):  # these units are tried again
+            failure.unlink(missing_ok=True)
         return store
 
     def check_free(self) -> None:
@@ -420,7 +419,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
 
 
 def read_tensors(path: Path) -> UnitFile:
-    """What `save_tensors` wrote."""
+    """Return the tensors and facts that `save_tensors` wrote."""
     from safetensors.torch import load
 
     # One read: a run has thousands of files, and safe_open takes twice as long for each.
@@ -446,7 +445,7 @@ def _whole_key(key: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _digest(key: Mapping[str, Any], entries: Manifest) -> str:
-    """What tells a run from others: its settings and its images."""
+    """Return the digest of settings and images, which tells a run from others."""
     found = sha256(json.dumps(key, sort_keys=True).encode())
     for one in entries.digests():
         found.update(one.encode())

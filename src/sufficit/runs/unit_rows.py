@@ -1,4 +1,4 @@
-"""The rows of one unit: what probes and sources found of its images. This is what a run stores."""
+"""The rows of one unit, which a run stores: what probes and sources found of its images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from sufficit.sources import Maps
 
 RIGHT = "clean_accuracy"  # a column: is the model right on the whole image?
 EMPTY = "empty@"  # a column: is the heatmap zero everywhere?
-Notes = dict[str, dict[str, str]]  # kind -> image -> what is to be said of it
+Notes = dict[str, dict[str, str]]  # kind -> image -> the note
 SKIPPED = "skipped"
 
 
@@ -36,7 +36,7 @@ class Rows:
 
     @classmethod
     def of(cls, unit: int, batch: Batch, notes: Notes) -> "Rows":
-        """The rows of a batch, before any probe looked."""
+        """Return the rows of a batch before any probe has looked."""
         return cls(
             unit=unit,
             names=batch.names,
@@ -50,7 +50,7 @@ class Rows:
         return len(self.names)
 
     def add(self, found: SourceRows, places: Sequence[int]) -> None:
-        """Add what a probe found of the images at some places."""
+        """Add what a probe found of the images in some rows."""
         for source, columns in found.items():
             for name, values in columns.items():
                 if name.startswith(ANSWERS):
@@ -67,6 +67,6 @@ class Rows:
                     self.values.setdefault(source, {})[name] = column
 
     def note(self, kind: str, found: Mapping[str, str]) -> None:
-        """Say something of some images."""
+        """Add notes of a kind on some images."""
         if found:
             self.notes.setdefault(kind, {}).update(found)

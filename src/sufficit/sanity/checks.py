@@ -102,7 +102,7 @@ class SanityReport:
         return plots.sanity_figure(self.frame(), self.threshold, len(self.targets))
 
     def _ends(self) -> list[Likeness]:
-        """What each method comes to with all layers random."""
+        """Return the last step of each method, with all layers random."""
         return [self.cascade_of(method)[-1] for method in self.methods]
 
     def _mean(self, found: Likeness) -> Estimate:
@@ -131,7 +131,7 @@ class SanityReport:
 
 
 def _verdict(found: Estimate, threshold: float) -> Verdict:
-    """By the whole interval; a single image has none."""
+    """Return the verdict by the whole interval, which a single image does not have."""
     if _too_few(found) or np.isnan(found.low):
         return "undecided"
     if found.low >= threshold:
@@ -204,6 +204,7 @@ def sanity_check(
         ]
 
     original = maps_of(classifier)
+    # One copy for all steps: the cascade adds to what is random already.
     copy = randomization.copied(classifier)
     blocks = randomization.cascade(copy, images, steps)[:done]
     found: list[Likeness] = []
