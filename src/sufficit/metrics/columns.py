@@ -94,21 +94,38 @@ def _fidelity_metric(curve: str) -> Metric:
         known = predictions.of(whole, "confidence")
         return predictions.total(weights(schedule), "confidence", lambda p: (known - p).abs())
 
-    return Metric(curve.startswith("deletion"), lambda _: whole, formula, weights=weights)
+    return Metric(
+        higher_is_better=curve.startswith("deletion"),
+        asks=lambda _: whole,
+        formula=formula,
+        weights=weights,
+    )
 
 
 _PAPER: dict[str, Metric] = {
-    "insertion_pixel": weighted(True, curve_weights("insertion_pixel")),
-    "deletion_pixel": weighted(False, curve_weights("deletion_pixel")),
-    "insertion_percent": weighted(True, curve_weights("insertion_percent")),
-    "deletion_percent": weighted(False, curve_weights("deletion_percent")),
+    "insertion_pixel": weighted(higher_is_better=True, weights=curve_weights("insertion_pixel")),
+    "deletion_pixel": weighted(higher_is_better=False, weights=curve_weights("deletion_pixel")),
+    "insertion_percent": weighted(
+        higher_is_better=True, weights=curve_weights("insertion_percent")
+    ),
+    "deletion_percent": weighted(higher_is_better=False, weights=curve_weights("deletion_percent")),
     "fid_minus_pixel": _fidelity_metric("insertion_pixel"),
     "fid_plus_pixel": _fidelity_metric("deletion_pixel"),
     "fid_minus_percent": _fidelity_metric("insertion_percent"),
     "fid_plus_percent": _fidelity_metric("deletion_percent"),
-    "base_score": Metric(True, no_bands, base_score, weights=base_weights),
-    "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands),
-    "msi": Metric(True, no_bands, msi, _penalty_bands, weights=base_weights),
+    "base_score": Metric(
+        higher_is_better=True, asks=no_bands, formula=base_score, weights=base_weights
+    ),
+    "mask_penalty": Metric(
+        higher_is_better=False, asks=no_bands, formula=mask_penalty, weighs=_penalty_bands
+    ),
+    "msi": Metric(
+        higher_is_better=True,
+        asks=no_bands,
+        formula=msi,
+        weighs=_penalty_bands,
+        weights=base_weights,
+    ),
 }
 METRICS: dict[str, AnyMetric] = {
     **_PAPER,

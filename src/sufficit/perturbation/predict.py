@@ -80,10 +80,14 @@ def predict(
             if chosen is not None:
                 numbers = chosen.to(spans.device, torch.long)[..., None].expand(-1, -1, 2)
                 asked = asked.gather(1, numbers)
-            loop.whole = None if whole is None else whole.rows(rows)
             wanted = None if targets is None else targets[rows]
             goals, named, confidences, calls = loop.group(
-                inputs, hidden, ranks(maps), asked, wanted
+                inputs,
+                hidden,
+                ranks(maps),
+                asked,
+                targets=wanted,
+                known=None if whole is None else whole.rows(rows),
             )
             first, last = spans[:, len(bands) :].cpu().unbind(-1)
             parts.append(
@@ -242,7 +246,6 @@ class _Loop:
         wanted = batch_size or usual_batch(classifier, images.shape[1:])
         self.batch_size = min(wanted, self.known.get(self.case, wanted))
         self.highest = -1  # of the target classes
-        self.whole: Predictions | None = None  # answers for the whole images of a group, if known
         # A score of the user's is the only logit.
         self.score: Score = confidence if classifier.score is None else only_logit
 
@@ -253,11 +256,19 @@ class _Loop:
         return self.classifier.normalize(images), self.classifier.normalize(filler)
 
     def group(
-        self, inputs: Tensor, hidden: Tensor, ranks: Tensor, spans: Tensor, targets: Tensor | None
+        self,
+        inputs: Tensor,
+        hidden: Tensor,
+        ranks: Tensor,
+        spans: Tensor,
+        *,
+        targets: Tensor | None,
+        known: Predictions | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return targets [N], classes and scores of each run of ranks [N,B], and calls [N].
 
-        Inputs, ranks and runs are those of a group of images that is on the device.
+        Inputs, ranks and runs are those of a group of images that is on the device. `known` are
+        the predictions for these images without a mask, if there are any.
         """
         pixels = ranks[0].numel()
         own_score = self.classifier.score is not None
@@ -278,7 +289,7 @@ class _Loop:
             logits = every[whole]
         else:
             targets = targets.to(inputs.device)
-            if self.whole is None:
+            if known is None:
                 every_image = len(whole) == len(inputs)
                 logits = self.each(inputs if every_image else inputs[whole], self.answer)
         goals = targets[owners]
@@ -299,10 +310,10 @@ class _Loop:
                 imputes=self.imputes,
             )
         named, confidences = self.masked(masker, goals, asked)
-        if len(whole) and self.whole is not None and not own_score:
+        if len(whole) and known is not None and not own_score:
             seen = whole.cpu()
-            named[~hides] = self.whole.named[seen, 0].to(named)
-            confidences[~hides] = self.whole.confidences[seen, 0].to(confidences)
+            named[~hides] = known.named[seen, 0].to(named)
+            confidences[~hides] = known.confidences[seen, 0].to(confidences)
         elif len(whole):
             named[~hides], confidences[~hides] = judge(logits, goals[~hides], self.score)
         if own_score:

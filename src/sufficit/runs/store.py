@@ -122,7 +122,6 @@ class Store:
 
     def write(self, rows: Rows, kind: str = UNIT) -> None:
         """Write a unit's maps, then its rows, which make it done: whole or not at all."""
-        # Maps first: the file of the rows says that the unit is done.
         self.write_maps(rows, kind)
         tensors = {"targets": rows.targets}
         columns = {}  # the names of each source's columns, in the order of the tensor
