@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import Rows
@@ -55,14 +56,13 @@ def _columns_of(source: str, parts: Sequence[Rows]) -> dict[str, Floats]:
     """The columns of a source; NaN where a probe of some images looked at none of a unit."""
     tables = [rows.values.get(source, {}) for rows in parts]
     names = dict.fromkeys(name for table in tables for name in table)
-    found = {}
-    for name in names:
-        column = [
-            table[name].numpy() if name in table else nothing(len(rows))
-            for rows, table in zip(parts, tables, strict=True)
-        ]
-        found[name] = np.concatenate(column)
-    return found
+    blank = {len(rows): torch.full((len(rows),), torch.nan, dtype=torch.float64) for rows in parts}
+    return {
+        name: torch.cat(
+            [table.get(name, blank[len(rows)]) for rows, table in zip(parts, tables, strict=True)]
+        ).numpy()
+        for name in names
+    }
 
 
 def nothing(n: int) -> Floats:
