@@ -27,6 +27,7 @@ from sufficit.explainers.registry import full_word, word_of
 from sufficit.metrics.column import Columns, Heading
 from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
+from sufficit.sources.asked import Asked
 
 Role = Literal["method", "control", "reference"]
 """A method is ranked; it must beat the controls; a reference is scored and not ranked."""
@@ -44,6 +45,7 @@ class Maps(DrawnMaps):
     columns: Columns = field(default_factory=dict)  # of the source's own, each [N]
     notes: Mapping[str, Tensor] = field(default_factory=dict)  # which images have a note: bool [N]
     shares: Tensor | None = None  # [N] of the pixels that a cut map marks; None: it is not cut
+    asked: Asked | None = None  # what the model said while the shares were chosen
 
     def at(self, size: tuple[int, int]) -> Tensor:
         """The finished heatmaps at the image's size, float64 if cut: [N,H,W] in 0..1."""
@@ -60,6 +62,7 @@ class Maps(DrawnMaps):
             columns={name: values[places] for name, values in self.columns.items()},
             notes={name: marks[places] for name, marks in self.notes.items()},
             shares=None if self.shares is None else self.shares[places],
+            asked=None if self.asked is None else self.asked.rows(places),
         )
 
     def to(self, device: str) -> "Maps":
@@ -70,6 +73,7 @@ class Maps(DrawnMaps):
             columns={name: values.to(device) for name, values in self.columns.items()},
             notes={name: marks.to(device) for name, marks in self.notes.items()},
             shares=None if self.shares is None else self.shares.to(device),
+            asked=self.asked,
         )
 
     def marks(self, kind: str) -> Tensor:
@@ -81,6 +85,7 @@ class Maps(DrawnMaps):
         """Those of several batches, one after the other."""
         first = parts[0]
         shares = [part.shares for part in parts if part.shares is not None]
+        asked = [part.asked for part in parts if part.asked is not None]
         kinds = dict.fromkeys(kind for part in parts for kind in part.notes)
         if len({(part.maps.shape[1:], part.final) for part in parts}) > 1:
             # The order of a cut map is kept; a finished map is an order too.
@@ -98,6 +103,7 @@ class Maps(DrawnMaps):
             columns={n: torch.cat([part.columns[n] for part in parts]) for n in first.columns},
             notes={kind: torch.cat([part.marks(kind) for part in parts]) for kind in kinds},
             shares=torch.cat(shares) if shares else None,
+            asked=Asked.joined(asked) if asked else None,
         )
 
 
@@ -440,7 +446,8 @@ def cut_at(order: Tensor, shares: Tensor) -> Tensor:
     """
     pixels = order[0].numel()
     places = ranks(order).double()
-    inside = (shares.double() * pixels + 0.5).floor()[:, None, None]
+    # To the nearest whole pixel, as `runs` counts.
+    inside = ((shares.double() * pixels).round(decimals=6) + 0.5).floor()[:, None, None]
     marked = 1 - EDGE * places / inside.clamp(min=1)
     rest = EDGE * (pixels - places) / (pixels - inside).clamp(min=1)
     return torch.where(places < inside, marked, rest.clamp(max=EDGE))

@@ -1,0 +1,135 @@
+"""What a model says of the parts that an order of the pixels cuts off, asked part by part.
+
+An order and a size cut an image in two: the region, which are the first pixels, and the rest. A
+fit asks about some of these parts, a certificate about some more.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.data.batch import Batch
+from sufficit.perturbation.bands import all_but_top, ranks, runs, top
+from sufficit.perturbation.heatmaps import resize
+from sufficit.perturbation.masked_model import MaskedModel
+from sufficit.perturbation.predict import whole_values
+
+THOUSANDTHS = (
+    *(20, 30, 40, 60, 80, 100, 125, 150, 180, 210, 250, 290, 330, 380, 430, 480, 540, 600, 660),
+    *(720, 780, 840, 900, 950),
+)
+SIZES = tuple(size / 1000 for size in THOUSANDTHS)
+PARTS = (*map(top, SIZES), *map(all_but_top, SIZES), top(0.0))
+REGION, REST, NOTHING = slice(0, len(SIZES)), slice(len(SIZES), 2 * len(SIZES)), 2 * len(SIZES)
+UNASKED = -3  # in place of a class; predictions.py has the other such numbers
+
+
+@dataclass(frozen=True)
+class Asked:
+    """The answers about every part of some images, with several fills; most are not asked."""
+
+    fills: tuple[str, ...]
+    named: Tensor  # int32 [N,F,P] the predicted class, or UNASKED
+    confidences: Tensor  # [N,F,P] of the target, NaN where it was not asked
+
+    @classmethod
+    def unasked(cls, count: int, fills: Sequence[str]) -> "Asked":
+        """No answer about any of so many images."""
+        shape = (count, len(fills), len(PARTS))
+        named = torch.full(shape, UNASKED, dtype=torch.int32, device="cpu")
+        return cls(tuple(fills), named, torch.full(shape, torch.nan, device="cpu"))
+
+    @property
+    def known(self) -> Tensor:
+        """Which parts were asked: bool [N,F,P]."""
+        return self.named != UNASKED
+
+    @property
+    def passes(self) -> Tensor:
+        """The forward passes spent on each image: [N]."""
+        return self.known.sum((1, 2))
+
+    def with_fill(self, fill: str) -> "Asked":
+        """The same with a further fill, of which nothing is known."""
+        more = Asked.unasked(len(self.named), [fill])
+        return Asked(
+            fills=(*self.fills, fill),
+            named=torch.cat([self.named, more.named], dim=1),
+            confidences=torch.cat([self.confidences, more.confidences], dim=1),
+        )
+
+    def rows(self, some: Sequence[int]) -> "Asked":
+        """Those of some of the images."""
+        places = list(some)
+        return replace(self, named=self.named[places], confidences=self.confidences[places])
+
+    @staticmethod
+    def joined(parts: "Sequence[Asked]") -> "Asked":
+        """Those of several batches, one after the other."""
+        return Asked(
+            fills=parts[0].fills,
+            named=torch.cat([part.named for part in parts]),
+            confidences=torch.cat([part.confidences for part in parts]),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Parts:
+    """The parts of the images of a batch, by the order of their pixels."""
+
+    model: Classifier
+    batch: Batch
+    places: Tensor  # [N,H,W] the rank of each pixel in the order
+    batch_size: int | None = None
+
+    @classmethod
+    def of(
+        cls, model: Classifier, batch: Batch, order: Tensor, batch_size: int | None = None
+    ) -> "Parts":
+        """The parts by an order at any size: [N,h,w]."""
+        return cls(model, batch, ranks(resize(order, batch.size)), batch_size)
+
+    @cached_property
+    def spans(self) -> Tensor:
+        """The run of ranks that each part keeps: [P,2]."""
+        return runs(self.places[:1], PARTS)[0].to(self.places)
+
+    @cached_property
+    def _values(self) -> Tensor:
+        """The whole images' values by a score of the user's: [N]."""
+        return whole_values(self.model, self.batch.images, self.batch_size)
+
+    def ask(self, asked: Asked, wanted: Tensor) -> Asked:
+        """Return the answers with those to the parts that are wanted added: bool [N,F,P].
+
+        All parts of all images go to the model at once, fill by fill, and are waited for once.
+        """
+        targets = self.batch.targets.cpu()
+        found = []
+        for number, fill in enumerate(asked.fills):
+            rows, parts = wanted[:, number].nonzero(as_tuple=True)
+            if not len(rows):
+                continue
+            views = MaskedModel(self.model, fill, self.batch_size).views(
+                self.batch.images,
+                self._masks(rows, parts),
+                (rows, torch.arange(len(rows))),
+                targets=targets[rows],
+                whole=self._values,
+            )
+            found.append(((rows, torch.full_like(rows, number), parts), views))
+        named, confidences = asked.named.clone(), asked.confidences.clone()
+        for places, views in found:
+            named[places] = views.named.cpu().to(named)
+            confidences[places] = views.confidences.cpu()
+        return replace(asked, named=named, confidences=confidences)
+
+    def _masks(self, rows: Tensor, parts: Tensor) -> Tensor:
+        """The pixels of some parts: [T], [T] -> bool [T,H,W]."""
+        places = self.places[rows.to(self.places.device)]
+        first, last = self.spans[parts.to(self.places.device)][:, :, None, None].unbind(1)
+        return (places >= first) & (places < last)
