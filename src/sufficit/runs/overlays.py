@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sufficit import plots
-from sufficit.data.heatmap_files import write_heatmaps
+from sufficit.data.heatmap_files import heatmap_writer
 from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
 from sufficit.data.loader import check_any
 from sufficit.errors import UserError, unknown
@@ -30,7 +30,7 @@ from sufficit.provenance import plain, provenance, save_json
 from sufficit.runs.drawing import draw_unit
 from sufficit.runs.engine import quiet
 from sufficit.runs.job import Job
-from sufficit.runs.shown import heatmaps_of
+from sufficit.runs.shown import maps_in_full
 from sufficit.runs.spread import Spread, in_this_process
 from sufficit.runs.store import RUN, Store
 from sufficit.runs.unit_rows import EMPTY, SKIPPED, Rows
@@ -114,7 +114,9 @@ def explain_run(
                     tick(done, total)
         record = _record(job, store, units)
         for source in job.sources:
-            write_heatmaps(out / f"{source.name}.npz", _heatmaps(job, store, units, source.name))
+            with heatmap_writer(out / f"{source.name}.npz") as write:
+                for name, heatmap, share in _heatmaps(job, store, units, source.name):
+                    write(name, heatmap, share)
         save_json(out / "run.json", record)
         store.clear_units()
     return record
@@ -150,13 +152,16 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
     return found
 
 
-def _heatmaps(job: Job, store: Store, units: range, source: str) -> Iterator[tuple[str, Tensor]]:
-    """Every image's heatmap at the image's size, a unit at a time."""
+def _heatmaps(
+    job: Job, store: Store, units: range, source: str
+) -> Iterator[tuple[str, Tensor, float | None]]:
+    """Every image's name, heatmap at the image's size, and share if it is cut."""
     for unit in units:
         kept = store.read_maps(unit)
         if kept.names:
-            maps = heatmaps_of(kept, job.config.seed)[source]
-            yield from zip(kept.names, maps, strict=True)
+            maps = maps_in_full(kept, job.config.seed)[source]
+            for name, (heatmap, share) in zip(kept.names, maps.with_shares(), strict=True):
+                yield name, heatmap, share
 
 
 def _draw_pictures(job: Job, out: Path, rows: Rows) -> None:
