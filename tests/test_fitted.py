@@ -1,5 +1,6 @@
 """The cut of a map, against a second writing that asks one mask at a time."""
 
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest

@@ -180,7 +180,8 @@ class Store:
             "numbers": rows.numbers,
             "shape": rows.shape,
             "final": {name: one.final for name, one in drawn.items()},
-            "fills": {name: one.asked.fills for name, one in drawn.items() if one.asked},
+            "fills": {n: one.asked.fills for n, one in drawn.items() if one.asked},
+            "unseen": {n: one.asked.unseen for n, one in drawn.items() if one.asked},
         }
         tensors = {f"maps/{name}": one.maps for name, one in drawn.items()}
         for name, one in drawn.items():
@@ -443,6 +444,7 @@ def _asked_in(file: UnitFile, name: str) -> Asked | None:
         fills=tuple(file.facts["fills"][name]),
         named=file.tensors[f"asked/{name}/named"],
         confidences=file.tensors[f"asked/{name}/confidences"],
+        unseen=file.facts["unseen"][name],
     )
 
 

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.batch import Batch
-from sufficit.perturbation.bands import all_but_top, ranks, runs, top
+from sufficit.perturbation.bands import EVERYTHING, all_but_top, ranks, runs, top
 from sufficit.perturbation.heatmaps import resize
-from sufficit.perturbation.masked_model import MaskedModel
+from sufficit.perturbation.masked_model import MaskedModel, whole_images
 from sufficit.perturbation.predict import whole_values
 
 THOUSANDTHS = (
@@ -23,8 +23,9 @@ THOUSANDTHS = (
     *(720, 780, 840, 900, 950),
 )
 SIZES = tuple(size / 1000 for size in THOUSANDTHS)
-PARTS = (*map(top, SIZES), *map(all_but_top, SIZES), top(0.0))
-REGION, REST, NOTHING = slice(0, len(SIZES)), slice(len(SIZES), 2 * len(SIZES)), 2 * len(SIZES)
+PARTS = (*map(top, SIZES), *map(all_but_top, SIZES), top(0.0), EVERYTHING)
+REGION, REST = slice(0, len(SIZES)), slice(len(SIZES), 2 * len(SIZES))
+NOTHING, ALL = 2 * len(SIZES), 2 * len(SIZES) + 1
 UNASKED = -3  # in place of a class; predictions.py has the other such numbers
 
 
@@ -35,13 +36,7 @@ class Asked:
     fills: tuple[str, ...]
     named: Tensor  # int32 [N,F,P] the predicted class, or UNASKED
     confidences: Tensor  # [N,F,P] of the target, NaN where it was not asked
-
-    @classmethod
-    def unasked(cls, count: int, fills: Sequence[str]) -> "Asked":
-        """No answer about any of so many images."""
-        shape = (count, len(fills), len(PARTS))
-        named = torch.full(shape, UNASKED, dtype=torch.int32, device="cpu")
-        return cls(tuple(fills), named, torch.full(shape, torch.nan, device="cpu"))
+    unseen: str = ""  # the last fill, if it was asked only after a size was chosen
 
     @property
     def known(self) -> Tensor:
@@ -50,16 +45,18 @@ class Asked:
 
     @property
     def passes(self) -> Tensor:
-        """The forward passes spent on each image: [N]."""
-        return self.known.sum((1, 2))
+        """The forward passes spent on each image, that of the whole image aside: [N]."""
+        return self.known[..., :ALL].sum((1, 2))
 
-    def with_fill(self, fill: str) -> "Asked":
-        """The same with a further fill, of which nothing is known."""
-        more = Asked.unasked(len(self.named), [fill])
+    def with_unseen(self, fill: str) -> "Asked":
+        """The same with a further fill, with which only the whole image is known."""
+        named, confidences = (one[:, :1].clone() for one in (self.named, self.confidences))
+        named[..., :ALL], confidences[..., :ALL] = UNASKED, torch.nan
         return Asked(
             fills=(*self.fills, fill),
-            named=torch.cat([self.named, more.named], dim=1),
-            confidences=torch.cat([self.confidences, more.confidences], dim=1),
+            named=torch.cat([self.named, named], dim=1),
+            confidences=torch.cat([self.confidences, confidences], dim=1),
+            unseen=fill,
         )
 
     def rows(self, some: Sequence[int]) -> "Asked":
@@ -70,8 +67,8 @@ class Asked:
     @staticmethod
     def joined(parts: "Sequence[Asked]") -> "Asked":
         """Those of several batches, one after the other."""
-        return Asked(
-            fills=parts[0].fills,
+        return replace(
+            parts[0],
             named=torch.cat([part.named for part in parts]),
             confidences=torch.cat([part.confidences for part in parts]),
         )
@@ -92,6 +89,16 @@ class Parts:
     ) -> "Parts":
         """The parts by an order at any size: [N,h,w]."""
         return cls(model, batch, ranks(resize(order, batch.size)), batch_size)
+
+    def unasked(self, fills: Sequence[str]) -> Asked:
+        """The whole images, which are known, and no other part."""
+        whole = whole_images(self.model, self.batch)
+        shape = (len(self.batch), len(fills), len(PARTS))
+        named = torch.full(shape, UNASKED, dtype=torch.int32, device="cpu")
+        confidences = torch.full(shape, torch.nan, device="cpu")
+        named[..., ALL] = whole.named.to(named)
+        confidences[..., ALL] = whole.confidences
+        return Asked(tuple(fills), named, confidences)
 
     @cached_property
     def spans(self) -> Tensor:

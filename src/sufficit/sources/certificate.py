@@ -1,7 +1,7 @@
 """What a model says of a region: alone, without it, and of nothing. The proof that it is enough."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -9,10 +9,8 @@ from torch import Tensor
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.batch import Batch
 from sufficit.errors import UserError, unknown
-from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.fills import FILLS
-from sufficit.perturbation.masked_model import whole_images
-from sufficit.sources.asked import NOTHING, REGION, REST, SIZES, THOUSANDTHS, Asked, Parts
+from sufficit.sources.asked import ALL, NOTHING, REGION, REST, SIZES, THOUSANDTHS, Asked, Parts
 from sufficit.sources.kinds import Maps
 
 UNSEEN = ("blur", "mean", "noise", "black")  # the first that is not asked is shown as well
@@ -117,43 +115,66 @@ def certificates(
 ) -> list[Certificate]:
     """Return the certificate of each image of a batch, by the maps of a `Fitted`.
 
+    `enough` is that of the fit.
+    """
+    full = certified(model, batch, maps, batch_size=batch_size)
+    return certificates_of(model, batch.targets, full, enough=enough)
+
+
+def certified(
+    model: Classifier, batch: Batch, maps: Maps, *, batch_size: int | None = None
+) -> Maps:
+    """Return the maps of a `Fitted` with all answers that certificates need.
+
     What the fit has asked is not asked again. Three to nine forward passes per image are left: of
-    the rest, of nothing, and of all parts with a fill that the fit has not asked. `enough` is that
-    of the fit.
+    the rest, of nothing, and of all parts with a fill that the fit has not asked.
     """
     if maps.asked is None:
         raise UserError("a certificate needs the maps of a Fitted source: cut them by a fit first")
-    unseen = _unseen(maps.asked.fills)
-    asked = maps.asked.with_fill(unseen)
-    thousandths = (1000 * maps.columns["fit_share"]).round().long().tolist()
-    sizes = [THOUSANDTHS.index(one) if one in THOUSANDTHS else None for one in thousandths]
+    if maps.asked.unseen:
+        return maps
+    asked = maps.asked.with_unseen(_unseen(maps.asked.fills))
     wanted = torch.zeros_like(asked.known)
     wanted[..., NOTHING] = True
-    for row, size in enumerate(sizes):
+    for row, size in enumerate(_sizes_of(maps)):
         if size is not None:
             wanted[row, :, [REGION.start + size, REST.start + size]] = True
     parts = Parts.of(model, batch, maps.maps, batch_size)
-    asked = parts.ask(asked, wanted & ~asked.known)
-    said = _sentences_of(model, batch, asked)
-    whole = _whole(model, batch)
-    by_class = [one.is_target and model.score is None for one in whole]
-    tried = maps.asked.known
-    return [
-        Certificate(
-            target=class_name(model, int(batch.targets[row])),
-            share=float(maps.columns["fit_share"][row]),
-            enough=bool(maps.columns["fit_enough"][row]),
-            whole=whole[row],
-            fills=tuple(
-                _around(fill, fill != unseen, said[row][number], sizes[row], whole[row])
-                for number, fill in enumerate(asked.fills)
-            ),
-            passes=int(asked.passes[row]),
-            sizes=_sizes(maps.asked.fills, tried[row], said[row]),
-            needed=None if by_class[row] else enough,
+    return replace(maps, asked=parts.ask(asked, wanted & ~asked.known))
+
+
+def certificates_of(
+    model: Classifier, targets: Tensor, maps: Maps, *, enough: float
+) -> list[Certificate]:
+    """Return the certificates that `certified` maps hold; the model is asked nothing."""
+    assert maps.asked is not None  # by `certified`
+    asked = maps.asked
+    known = asked.known
+    sizes = _sizes_of(maps)
+    found = []
+    for row, target in enumerate(targets.tolist()):
+        said = [
+            _said(model, target, asked.named[row, number], asked.confidences[row, number])
+            for number in range(len(asked.fills))
+        ]
+        whole = said[0][ALL]
+        by_class = whole.is_target and model.score is None
+        found.append(
+            Certificate(
+                target=class_name(model, target),
+                share=float(maps.columns["fit_share"][row]),
+                enough=bool(maps.columns["fit_enough"][row]),
+                whole=whole,
+                fills=tuple(
+                    _around(fill, fill != asked.unseen, own, sizes[row])
+                    for fill, own in zip(asked.fills, said, strict=True)
+                ),
+                passes=int(asked.passes[row]),
+                sizes=_sizes(asked, known[row], said),
+                needed=None if by_class else enough,
+            )
         )
-        for row in range(len(batch))
-    ]
+    return found
 
 
 def certificate_row(one: Certificate) -> dict[str, object]:
@@ -176,26 +197,10 @@ def _unseen(asked: Sequence[str]) -> str:
     return free[0]
 
 
-def _sentences_of(model: Classifier, batch: Batch, asked: Asked) -> list[list[list[Said]]]:
-    """What was said of each image, with each fill, of each part."""
-    return [
-        [
-            _said(model, int(target), names, confidences)
-            for names, confidences in zip(by_fill, own, strict=True)
-        ]
-        for target, by_fill, own in zip(batch.targets, asked.named, asked.confidences, strict=True)
-    ]
-
-
-def _whole(model: Classifier, batch: Batch) -> list[Said]:
-    """What the model says of each whole image."""
-    whole = whole_images(model, batch)
-    named = whole.classes_of([EVERYTHING])
-    confidences = whole.of([EVERYTHING], "confidence")
-    return [
-        _said(model, int(target), names, values)[0]
-        for target, names, values in zip(batch.targets, named, confidences, strict=True)
-    ]
+def _sizes_of(maps: Maps) -> list[int | None]:
+    """The number of the size that was chosen for each image; None where no size suffices."""
+    thousandths = (1000 * maps.columns["fit_share"]).round().long().tolist()
+    return [THOUSANDTHS.index(one) if one in THOUSANDTHS else None for one in thousandths]
 
 
 def _said(model: Classifier, target: int, named: Tensor, confidences: Tensor) -> list[Said]:
@@ -206,19 +211,20 @@ def _said(model: Classifier, target: int, named: Tensor, confidences: Tensor) ->
     ]
 
 
-def _around(fill: str, asked: bool, said: Sequence[Said], size: int | None, whole: Said) -> Around:
+def _around(fill: str, asked: bool, said: Sequence[Said], size: int | None) -> Around:
     """What was said of the region, the rest and nothing, with one fill."""
     nothing = said[NOTHING]
     if size is None:  # the region is the whole image
-        return Around(fill, asked, whole, nothing, nothing)
+        return Around(fill, asked, said[ALL], nothing, nothing)
     return Around(fill, asked, said[REGION.start + size], said[REST.start + size], nothing)
 
 
-def _sizes(fills: Sequence[str], known: Tensor, said: Sequence[Sequence[Said]]) -> tuple[Size, ...]:
-    """The sizes of one image of which something was asked: bool [F,P], F of P."""
+def _sizes(asked: Asked, known: Tensor, said: Sequence[Sequence[Said]]) -> tuple[Size, ...]:
+    """The sizes of one image that were asked while one was chosen: bool [F,P], F of P."""
+    fills = [(k, fill) for k, fill in enumerate(asked.fills) if fill != asked.unseen]
 
     def of(part: int) -> dict[str, Said]:
-        return {fill: said[k][part] for k, fill in enumerate(fills) if known[k, part]}
+        return {fill: said[k][part] for k, fill in fills if known[k, part]}
 
     found = [
         Size(share, of(REGION.start + number), of(REST.start + number))

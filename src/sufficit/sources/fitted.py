@@ -20,10 +20,8 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.batch import Batch
 from sufficit.errors import UserError
 from sufficit.metrics.column import Columns, Heading
-from sufficit.perturbation.bands import EVERYTHING
 from sufficit.perturbation.fills import check_fill_name
-from sufficit.perturbation.masked_model import whole_images
-from sufficit.sources.asked import NOTHING, REGION, REST, SIZES, THOUSANDTHS, Asked, Parts
+from sufficit.sources.asked import ALL, NOTHING, REGION, REST, SIZES, THOUSANDTHS, Asked, Parts
 from sufficit.sources.kinds import Maps, Method, Role, Source, SourceBase, SourceFacts, drawn_by
 
 # Regions that are enough with black and blur around them fail under noise, which they were not
@@ -95,38 +93,31 @@ class Fitted(SourceBase):
 
     def _choose(self, parts: Parts) -> tuple[Asked, Tensor]:
         """Ask about parts of all images, round by round, until the size of each is known: [N]."""
-        batch = parts.batch
-        asked = Asked.unasked(len(batch), self.fills)
-        whole = whole_images(parts.model, batch)
-        gives_target = whole.of([EVERYTHING], "accuracy")[:, 0] == 1
-        if parts.model.score is not None:
-            gives_target = torch.zeros_like(gives_target)
-        full = whole.of([EVERYTHING], "confidence")[:, 0]
+        targets = parts.batch.targets.cpu()
+        asked = parts.unasked(self.fills)
+        # A score of the user's is no class.
+        by_class = (asked.named[:, :1, ALL] == targets[:, None]) & (parts.model.score is None)
         while True:
-            enough = self._enough(asked, batch.targets.cpu(), gives_target, full)
-            # Where the whole image scores no more than an empty one, nothing is enough.
-            empty = asked.confidences[..., NOTHING]
-            hopeless = asked.known[..., NOTHING] & ~(full[:, None] > empty)
-            known = asked.known | (hopeless & ~gives_target[:, None])[..., None]
+            enough, hopeless = self._judged(asked)
+            enough = torch.where(by_class[..., None], asked.named == targets[:, None, None], enough)
+            known = asked.known | (hopeless & ~by_class)[..., None]
             chosen, wanted = next_parts(enough, known)
-            wanted[..., NOTHING] = ~gives_target[:, None] & ~known[..., NOTHING]
+            wanted[..., NOTHING] = ~by_class & ~known[..., NOTHING]
             wanted &= (chosen == UNDECIDED)[:, None, None]
             if not wanted.any():
                 return asked, chosen
             asked = parts.ask(asked, wanted)
 
-    def _enough(self, asked: Asked, targets: Tensor, gives_target: Tensor, full: Tensor) -> Tensor:
-        """Whether the model gives the target for each part: bool [N,F,P].
+    def _judged(self, asked: Asked) -> tuple[Tensor, Tensor]:
+        """Whether a part keeps enough of the whole image's score above that of an empty image.
 
-        Where it does not give it for the whole image, whether enough of its score is kept.
+        For each part, bool [N,F,P]; and whether none can, as the whole image scores no more than
+        an empty one: bool [N,F].
         """
         values = asked.confidences.double()
-        empty = values[..., NOTHING, None]
-        whole = full[:, None, None]
-        needed = empty + self.enough * (whole - empty)
-        reached = (values >= needed) & (whole > empty)
-        named = asked.named == targets[:, None, None]
-        return torch.where(gives_target[:, None, None], named, reached)
+        empty, whole = values[..., NOTHING, None], values[..., ALL, None]
+        reached = (values >= empty + self.enough * (whole - empty)) & (whole > empty)
+        return reached, asked.known[..., NOTHING] & ~(whole > empty)[..., 0]
 
     def methods(self) -> list[Method]:
         """Those of the source."""

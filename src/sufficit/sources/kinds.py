@@ -45,7 +45,7 @@ class Maps(DrawnMaps):
     columns: Columns = field(default_factory=dict)  # of the source's own, each [N]
     notes: Mapping[str, Tensor] = field(default_factory=dict)  # which images have a note: bool [N]
     shares: Tensor | None = None  # [N] of the pixels that a cut map marks; None: it is not cut
-    asked: Asked | None = None  # what the model said while the shares were chosen
+    asked: Asked | None = None  # what the model said of the parts that a fit put to it
 
     def at(self, size: tuple[int, int]) -> Tensor:
         """The finished heatmaps at the image's size, float64 if cut: [N,H,W] in 0..1."""
