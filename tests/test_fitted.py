@@ -270,7 +270,7 @@ def said(name: str, target: str = "tabby", confidence: float = 0.9) -> Said:
     ("rest", "unseen", "words"),
     [
         (("sofa", "sofa"), "tabby", "(0.90) and blur around it (0.90); without it, sofa."),
-        (("sofa", "tabby"), "tabby", "without it, sofa with black and still tabby with blur."),
+        (("sofa", "tabby"), "tabby", "without it, sofa with black, still tabby with blur."),
         (("tabby", "tabby"), "tabby", "without it, still tabby."),
         (("sofa", "sofa"), "dog", "With mean, which was not asked, it says dog."),
     ],

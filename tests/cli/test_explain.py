@@ -24,6 +24,7 @@ def drawing(digits: Path, *more: object) -> list[object]:
     return [
         "explain",
         digits,
+        "--no-fit",
         "--model",
         "sufficit:digits",
         "--out",
@@ -107,7 +108,7 @@ def test_one_class_is_given_by_number_or_name(
     classifier.classes = tuple(names)
     classifier.save(tmp_path / "named")
     image = next(digits.rglob("*.png"))
-    words = ["explain", image, "--model", tmp_path / "named", "--out", tmp_path / "d"]
+    words = ["explain", image, "--no-fit", "--model", tmp_path / "named", "--out", tmp_path / "d"]
     assert sufficit(*words, "--target", target).code == 0
     with np.load(tmp_path / "d" / "gradcam.npz") as stored:
         drawn = stored[image.name]
@@ -149,7 +150,15 @@ def test_class_folders_are_explained_for_their_class(
     swapped.mkdir(parents=True)
     image = next(path for path in digits.rglob("*.png") if path.parent.name != "7")
     image.rename(swapped / image.name)
-    words = ["explain", swapped.parent, "--model", "sufficit:digits", "--out", tmp_path / "d"]
+    words = [
+        "explain",
+        swapped.parent,
+        "--no-fit",
+        "--model",
+        "sufficit:digits",
+        "--out",
+        tmp_path / "d",
+    ]
     assert sufficit(*words).code == 0
     record = json.loads((tmp_path / "d" / "run.json").read_text())
     assert record["targets"] == {f"7/{image.name}": 7}
@@ -168,7 +177,8 @@ def test_class_folders_are_explained_for_their_class(
 def test_random_weights_are_the_same_each_time_and_bring_a_warning(
     sufficit, digits: Path, tmp_path: Path
 ) -> None:
-    words = ["explain", digits, "--model", "sufficit:digits", "--weights", "none", "--size", "64"]
+    words = ["explain", digits, "--no-fit", "--model", "sufficit:digits", "--weights", "none"]
+    words += ["--size", "64"]
     drawn = []
     for name in ("a", "b"):
         run = sufficit(*words, "--methods", "kpca-cam", "--out", tmp_path / name)
@@ -186,7 +196,7 @@ def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
     words = drawing(digits, "--methods", "gradcam,random")
     assert sufficit(*words, "--out", tmp_path / "whole").code == 0
     monkeypatch.setattr("sufficit.runs.overlays.SHEET_ROWS", 2)
-    usual, drawn = overlays.draw_unit, []
+    usual, drawn = overlays.explain_unit, []
 
     def killed(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
         if len(drawn) == 2:
@@ -195,7 +205,7 @@ def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
         return usual(job, unit, following)
 
     with monkeypatch.context() as patched:
-        patched.setattr("sufficit.runs.overlays.draw_unit", killed)
+        patched.setattr("sufficit.runs.overlays.explain_unit", killed)
         run = sufficit(*words)
     assert (run.code, drawn) == (130, [0, 1])
     assert "Interrupted: 4 of 6 images are done and kept." in run.err
@@ -204,7 +214,7 @@ def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
     assert told.words.startswith("2 of 3 units 4 of 6 images ")
     with monkeypatch.context() as patched:
         drawn.pop()
-        patched.setattr("sufficit.runs.overlays.draw_unit", killed)
+        patched.setattr("sufficit.runs.overlays.explain_unit", killed)
         resumed = sufficit(*words)
     assert (resumed.code, drawn) == (0, [0, 2]), resumed.err
     for name in ("gradcam.npz", "random.npz"):
@@ -214,7 +224,7 @@ def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
     folder = tmp_path / "drawn"
     files = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     assert not any((folder / name).exists() for name in (UNITS, MAPS))
-    monkeypatch.setattr("sufficit.runs.overlays.draw_unit", None)  # nothing is drawn again
+    monkeypatch.setattr("sufficit.runs.overlays.explain_unit", None)  # nothing is drawn again
     again = sufficit(*words)
     assert (again.code, again.out) == (0, resumed.out), again.err
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == files

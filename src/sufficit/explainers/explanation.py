@@ -18,7 +18,13 @@ from sufficit.explainers.explainer import Explainer
 from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.guard import call_guarded, join_tensors
 from sufficit.explainers.lax import Lax
-from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named, word_of
+from sufficit.explainers.registry import (
+    CAMS,
+    EXPLAINERS,
+    RECOMMENDED,
+    explainer_named,
+    word_of,
+)
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
 from sufficit.perturbation.predict import halved, usual_batch
 from sufficit.progress import bar
@@ -81,6 +87,17 @@ def explain_all(
     h, w = images.shape[2:]
     with torch.inference_mode(False):
         return {name: one.at((h, w)) for name, one in drawn.items()}
+
+
+def recommended(classifier: Classifier, images: Tensor) -> str:
+    """The method that is recommended for a model, which is tried on the first image."""
+    attribution = RECOMMENDED["transformer"]
+    try:
+        # Over a copy, so that no layer that it finds stays.
+        draw_all(classifier.over(classifier.model), images[:1], None, [attribution], progress=False)
+    except UserError:  # no attention that it could read
+        return RECOMMENDED["convolutional"]
+    return attribution
 
 
 def draw_all(

@@ -80,14 +80,36 @@ class Certificate:
                 found += f" With {one.fill}, which was not asked, it says {one.region.name}."
         return found
 
+    @property
+    def caption(self) -> tuple[str, str, str]:
+        """The certificate in three short lines, to be written below a picture."""
+        asked = [one for one in self.fills if one.asked]
+        seen = ", ".join(f"{one.region.confidence:.2f} with {one.fill}" for one in asked)
+        if self.target == SCORE:
+            left = ", ".join(f"{one.rest.confidence:.2f} with {one.fill}" for one in asked)
+            return self._title, f"alone: {seen}", f"without it: {left}"
+        whole = f"whole image: {self.whole.name}, {self.whole.confidence:.2f}"
+        return self._title, f"alone: {seen}; {whole}", f"without it: {_without(asked, self.target)}"
+
+    @property
+    def _title(self) -> str:
+        if not self.enough:
+            return f"No region of this map is enough for {self.target}"
+        if self.needed is not None:
+            return f"{percent(self.share)} keeps {percent(self.needed)} of {self._owned} score"
+        return f"{percent(self.share)} is enough: {self.target}"
+
+    @property
+    def _owned(self) -> str:
+        return "the" if self.target == SCORE else f"{self.target}'s"
+
     def _in_shares(self, asked: "Sequence[Around]", needed: float) -> str:
         """The sentence where the model need not give the target for the region."""
-        found, owner = "", "the score"
+        found = ""
         if self.target != SCORE:
             found = f"The model says {self.whole.name} of the whole image, not {self.target}"
             found += f" ({self.whole.confidence:.2f}). "
-            owner = f"{self.target}'s score"
-        keeps = f"{percent(needed)} of {owner} above that of an empty image"
+        keeps = f"{percent(needed)} of {self._owned} score above that of an empty image"
         above = {one.fill: self.whole.confidence > one.nothing.confidence for one in asked}
         if self.enough:
             seen = [f"{one.fill} around it ({one.region.confidence:.2f})" for one in asked]
@@ -253,11 +275,14 @@ def percent(share: float) -> str:
 
 
 def _without(asked: Sequence[Around], target: str) -> str:
-    """What the model says of the rest: one class, or one with each fill."""
-    said = {one.fill: f"still {target}" if one.rest.is_target else one.rest.name for one in asked}
-    if len(set(said.values())) == 1:
-        return next(iter(said.values()))
-    return _listed([f"{name} with {fill}" for fill, name in said.items()])
+    """What the model says of the rest: one class, or several with their fills."""
+    fills: dict[str, list[str]] = {}
+    for one in asked:
+        name = f"still {target}" if one.rest.is_target else one.rest.name
+        fills.setdefault(name, []).append(one.fill)
+    if len(fills) == 1:
+        return next(iter(fills))
+    return ", ".join(f"{name} with {_listed(some)}" for name, some in fills.items())
 
 
 def _listed(words: Sequence[str]) -> str:

@@ -139,6 +139,11 @@ class Fitted(SourceBase):
         passes = inner.passes + own if isinstance(inner.passes, int) else f"{inner.passes} + {own}"
         return replace(inner, passes=passes)
 
+    @property
+    def usual_passes(self) -> int:
+        """The forward passes that an image usually takes, with those of its certificate."""
+        return USUAL * len(self.fills) + 6
+
     def close(self) -> None:
         """Close the source's files."""
         self.source.close()
