@@ -9,9 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
+from small_models import small_vit
 from sufficit import Classifier, explain
+from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import list_images, read_image
 from sufficit.data.loader import Unit
+from sufficit.explainers import recommended
 from sufficit.runs import overlays
 from sufficit.runs.job import Job
 from sufficit.runs.store import MAPS, UNITS
@@ -229,3 +232,96 @@ def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
     assert (again.code, again.out) == (0, resumed.out), again.err
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == files
     assert sufficit(*words, "--seed", "1").code == 2
+
+
+def fitted(digits: Path, *more: object) -> list[object]:
+    return ["explain", digits, "--model", "sufficit:digits", *more]
+
+
+def test_by_default_it_shows_regions_with_certificates(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    run = sufficit(*fitted(digits, "--out", tmp_path / "drawn"))
+    assert run.code == 0, run.err
+    names = [image.name for image in list_images(digits)]
+    images = torch.stack([read_image(digits / name, None) for name in names])
+    labels = torch.tensor([int(name[0]) for name in names])
+    expected = explain(Classifier.load("sufficit:digits"), images, labels, fit=True)
+    with HeatmapFile(tmp_path / "drawn" / "gradcam+fit.npz") as stored:
+        assert [stored.share(name) for name in names] == [one.share for one in expected]
+    table = pandas.read_csv(tmp_path / "drawn" / "certificates.csv")
+    assert table["image"].tolist() == names
+    assert table["method"].unique().tolist() == ["gradcam+fit"]
+    frame = expected.frame()
+    assert table["sentence"].tolist() == frame["sentence"].tolist()
+    assert table["passes"].tolist() == frame["passes"].tolist()
+    assert table["mean_rest"].astype(str).tolist() == frame["mean_rest"].astype(str).tolist()
+    assert table["blur_region_confidence"].to_numpy() == pytest.approx(
+        frame["blur_region_confidence"].to_numpy(), abs=1e-5
+    )
+    said = " ".join(run.out.split())
+    shown = [f"{name}: {one.sentence}" in said for name, one in zip(names, expected, strict=True)]
+    assert shown == [True] * 5 + [False]
+    assert "1 more: " in said
+    uncut = [name for name, one in zip(names, expected, strict=True) if not one.enough]
+    record = json.loads((tmp_path / "drawn" / "run.json").read_text())
+    assert record["no_region"] == {"gradcam+fit": uncut}
+    pictures = sorted((tmp_path / "drawn" / "regions").rglob("*.jpg"))
+    assert len(pictures) == N
+    with Image.open(pictures[0]) as picture:
+        assert picture.width > 2 * 448
+    assert not (tmp_path / "drawn" / "overlays").exists()
+    with Image.open(tmp_path / "drawn" / "sheet.png") as sheet:
+        assert sheet.height > 6 * sheet.width / 4
+
+
+def test_every_method_is_fitted_once_however_it_is_written(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    words = fitted(digits, "--methods", "layercam+fit,mine=gradcam,center", "--out", tmp_path / "o")
+    run = sufficit(*words)
+    assert run.code == 0, run.err
+    files = {path.name for path in (tmp_path / "o").glob("*.npz")}
+    assert files == {"layercam+fit.npz", "mine.npz", "center+fit.npz"}
+    table = pandas.read_csv(tmp_path / "o" / "certificates.csv")
+    assert table["method"].value_counts().to_dict() == dict.fromkeys(
+        ["layercam+fit", "mine", "center+fit"], N
+    )
+    again = sufficit(*words)
+    assert (again.code, again.out) == (0, run.out)
+
+
+def test_regions_are_the_same_after_a_kill(
+    sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sufficit(*fitted(digits, "--out", tmp_path / "whole"))
+    assert whole.code == 0, whole.err
+    monkeypatch.setattr("sufficit.runs.overlays.SHEET_ROWS", 2)
+    usual, drawn = overlays.explain_unit, []
+
+    def killed(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
+        if len(drawn) == 2:
+            raise KeyboardInterrupt
+        drawn.append(unit.number)
+        return usual(job, unit, following)
+
+    words = fitted(digits, "--out", tmp_path / "drawn")
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.runs.overlays.explain_unit", killed)
+        assert sufficit(*words).code == 130
+    resumed = sufficit(*words)
+    assert resumed.code == 0, resumed.err
+    tables = [pandas.read_csv(tmp_path / name / "certificates.csv") for name in ("whole", "drawn")]
+    # Batches of other sizes round in other places.
+    pandas.testing.assert_frame_equal(*tables, atol=1e-5)
+    overwritten = sufficit(*words, "--overwrite", "--no-fit")
+    assert overwritten.code == 0, overwritten.err
+    assert not (tmp_path / "drawn" / "certificates.csv").exists()
+    assert not (tmp_path / "drawn" / "regions").exists()
+
+
+def test_a_vit_is_recommended_an_attribution_and_a_cnn_a_cam() -> None:
+    assert recommended(Classifier.load("sufficit:digits"), torch.rand(1, 3, 64, 64)) == "gradcam"
+    vit = Classifier(small_vit().eval())
+    assert recommended(vit, torch.rand(1, 3, 32, 32)) == "generic-attribution"
+    assert vit.layer is None, "nothing that it found stays"

@@ -1,5 +1,6 @@
 """`explain_all`: images in, heatmaps out. Methods share their forward and backward passes."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -92,9 +93,11 @@ def explain_all(
 def recommended(classifier: Classifier, images: Tensor) -> str:
     """The method that is recommended for a model, which is tried on the first image."""
     attribution = RECOMMENDED["transformer"]
+    copy = classifier.over(classifier.model)  # so that no layer that is found stays
     try:
-        # Over a copy, so that no layer that it finds stays.
-        draw_all(classifier.over(classifier.model), images[:1], None, [attribution], progress=False)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmptyHeatmapWarning)
+            draw_all(copy, images[:1], None, [attribution], progress=False)
     except UserError:  # no attention that it could read
         return RECOMMENDED["convolutional"]
     return attribution
