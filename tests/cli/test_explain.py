@@ -8,17 +8,22 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import spearmanr
 
 from small_models import small_vit
 from sufficit import Classifier, explain
+from sufficit.classifier.randomization import cascade, copied, randomise
 from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import list_images, read_image
 from sufficit.data.loader import Unit
 from sufficit.explainers import recommended
+from sufficit.explainers.explanation import draw_all
+from sufficit.perturbation.heatmaps import resize
 from sufficit.runs import overlays
 from sufficit.runs.job import Job
 from sufficit.runs.store import MAPS, UNITS
 from sufficit.runs.unit_rows import Rows
+from sufficit.sources import Fitted
 
 N = 6
 
@@ -325,3 +330,33 @@ def test_a_vit_is_recommended_an_attribution_and_a_cnn_a_cam() -> None:
     vit = Classifier(small_vit().eval())
     assert recommended(vit, torch.rand(1, 3, 32, 32)) == "generic-attribution"
     assert vit.layer is None, "nothing that it found stays"
+
+
+@pytest.mark.filterwarnings("ignore::sufficit.errors.EmptyHeatmapWarning")
+def test_sanity_compares_the_order_of_a_fit_and_fits_nothing(
+    sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fitted, "maps", None)
+    words = ["sanity", "--model", "sufficit:digits", "--data", digits, "--steps", "1"]
+    words += ["--methods", "gradcam,gradcam+fit,center+fit", "--out", tmp_path / "out"]
+    run = sufficit(*words)
+    assert run.code == 0, run.err
+    table = pandas.read_csv(tmp_path / "out" / "sanity.csv").set_index("method")
+    assert table.at["center+fit", "rank_correlation"] == pytest.approx(1)
+    names = [image.name for image in list_images(digits)]
+    images = torch.stack([read_image(digits / name, None) for name in names])
+    labels = torch.tensor([int(name[0]) for name in names])
+    model = Classifier.load("sufficit:digits")
+    copy = copied(model)
+    randomise(copy.bare, cascade(copy, images, 1)[0], 0)
+    before, after = (
+        draw_all(one, images, labels, ["gradcam"])["gradcam"].maps for one in (model, copy)
+    )
+    values = [
+        spearmanr(*(resize(maps[row : row + 1], (64, 64)).flatten() for maps in (before, after)))
+        for row in range(N)
+    ]
+    wanted = sum(float(one.statistic) for one in values) / N
+    assert table.at["gradcam+fit", "rank_correlation"] == pytest.approx(wanted, abs=1e-4)
+    # The negative part counts in an order alone.
+    assert table.at["gradcam", "rank_correlation"] != pytest.approx(wanted, abs=1e-3)

@@ -50,6 +50,10 @@ class DrawnMaps:
         """The finished heatmaps at the image's size: [N,H,W] in 0..1."""
         return resize(self.maps, size) if self.final else normalize(resize(self.stretched, size))
 
+    def order_at(self, size: tuple[int, int]) -> Tensor:
+        """The order of all pixels, negative parts included: [N,H,W] in 0..1."""
+        return normalize(resize(self.maps, size))
+
     @property
     def stretched(self) -> Tensor:
         """The positive part in 0..1, zeros where it has no spread: [N,h,w]."""
