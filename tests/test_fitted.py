@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from sufficit import Classifier, UserError, compare, explain
 from sufficit.data.digits import synthetic_digits
 from sufficit.evaluation import batch_of
-from sufficit.perturbation.bands import ranks
+from sufficit.perturbation.bands import EVERYTHING, all_but_top, ranks, top
 from sufficit.perturbation.fills import FILLS
+from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.regions import Around, Certificate, Said
 from sufficit.sources import Control, Maps, MapTensor, Method, SourceBase, cut_at, sources_of
 from sufficit.sources.asked import PARTS, REGION, REST, THOUSANDTHS
 from sufficit.sources.fitted import UNDECIDED, WHOLE, Fitted, next_parts
 
 SIZES = [Fraction(size, 1000) for size in THOUSANDTHS]
+fractions = [size / 1000 for size in THOUSANDTHS]
 
 
 class Raw(SourceBase):
@@ -152,6 +154,52 @@ def test_rounds_of_a_few_parts_choose_what_all_answers_choose(answers) -> None:
     assert known.sum() <= both.numel()
 
 
+class Dice(torch.nn.Module):
+    """Answers that hang on every pixel, and not on the batch: classes and numbers at random."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.seed = torch.nn.Parameter(torch.tensor(float(seed)))
+
+    def forward(self, images):
+        levels = (images * 255).round().long().flatten(1)
+        weights = torch.arange(1, levels.shape[1] + 1) * 40_503 + int(self.seed) * 7_919
+        sums = (levels * weights).sum(1, keepdim=True)
+        return (sums * torch.tensor([31, 57, 91]) % 1009) / 250
+
+
+@pytest.mark.parametrize("rule", ["classes", "wrong targets", "a score"])
+@given(seed=st.integers(0, 10**6))
+@settings(max_examples=15, deadline=None)
+def test_a_fit_of_random_answers_is_that_of_the_exhaustive_rule(rule, seed) -> None:
+    model, dice = Classifier(Dice(seed)), torch.Generator().manual_seed(seed)
+    images = torch.rand(4, 3, 12, 10, generator=dice)
+    orders = torch.randn(4, 12, 10, generator=dice)
+    targets = model(images).argmax(1)
+    if rule == "wrong targets":
+        targets = (targets + 1) % 3
+    if rule == "a score":
+        model, targets = model.with_score(lambda logits: logits[:, 0]), None
+    batch = batch_of(model, images, targets)
+    fills, enough = ("black", "blur", "noise"), 0.5
+    found = Fitted(Raw(orders), fills=fills, enough=enough, name="raw+fit").maps(model, batch)
+    parts = [top(0.0), *map(top, fractions), *map(all_but_top, fractions)]
+    said = [MaskedModel(model, fill).ask(batch, orders, parts) for fill in fills]
+    for row in range(4):
+        by_fill = []
+        for one in said:
+            values = one.of(parts, "confidence")[row]
+            whole = one.of([EVERYTHING], "confidence")[row, 0]
+            right = one.of(parts, "accuracy")[row] == 1
+            if rule != "classes":
+                right = (values >= values[0] + enough * (whole - values[0])) & (whole > values[0])
+            by_fill.append(right[1:])
+        both = torch.stack(by_fill)
+        number = chosen_by_all(both[:, :24], both[:, 24:])
+        assert found.columns["fit_share"][row] == [*fractions, 1.0][number]
+        assert found.columns["calls@fit"][row] <= 49 * 3
+
+
 def test_rounds_of_many_images_are_those_of_each_alone() -> None:
     dice = torch.Generator().manual_seed(0)
     kept, rest = (torch.rand(60, 3, 24, generator=dice) < 0.7 for _ in range(2))
@@ -254,6 +302,19 @@ def test_explain_with_a_fit_returns_regions_whose_certificates_the_model_confirm
                 assert known.name == model.classes[int(said.argmax())]
                 assert known.is_target == (int(said.argmax()) == int(batch.targets[row]))
                 assert known.confidence == pytest.approx(float(said[batch.targets[row]]), abs=1e-4)
+        assert [size.share for size in found.sizes] == sorted({size.share for size in found.sizes})
+        for size in found.sizes:
+            first = ranks(regions.heatmaps[row][None])[0] < int(size.share * 4096 + 0.5)
+            for part, answers in ((first, size.region), (~first, size.rest)):
+                for fill, known in answers.items():
+                    image = batch.images[row : row + 1]
+                    seen = image.where(part, FILLS[fill](image))
+                    said = model(seen).detach().softmax(1)[0]
+                    assert known.name == model.classes[int(said.argmax())]
+                    value = float(said[batch.targets[row]])
+                    assert known.confidence == pytest.approx(value, abs=1e-4)
+        chosen = next(size for size in found.sizes if size.share == found.share)
+        assert {*chosen.region} == {"black", "blur", "noise"}
         assert found.enough
         assert all(one.region.is_target for one in found.fills if one.asked)
         assert f"{found.share:.0%} of this image is enough" in found.sentence

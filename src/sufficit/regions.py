@@ -146,5 +146,5 @@ def explain(
     with counting_bar("fitting", passes * len(images), progress):
         batch = batch_of(classifier, images.to(classifier.device), known)
         maps = source.maps(classifier, batch)
-        found = certificates(classifier, batch, maps, enough=enough, batch_size=batch_size)
-    return Regions(maps.at(batch.size).float(), found)
+        proofs = certificates(classifier, batch, maps, enough=enough, batch_size=batch_size)
+    return Regions(maps.at(batch.size).float(), proofs)
