@@ -26,6 +26,7 @@ SIZES = tuple(size / 1000 for size in THOUSANDTHS)
 PARTS = (*map(top, SIZES), *map(all_but_top, SIZES), top(0.0), EVERYTHING)
 REGION, REST = slice(0, len(SIZES)), slice(len(SIZES), 2 * len(SIZES))
 NOTHING, ALL = 2 * len(SIZES), 2 * len(SIZES) + 1
+_MASK_ELEMENTS = 2**28  # of masks that are made at a time
 UNASKED = -3  # in place of a class; predictions.py has the other such numbers
 
 
@@ -118,17 +119,20 @@ class Parts:
         targets = self.batch.targets.cpu()
         found = []
         for number, fill in enumerate(asked.fills):
-            rows, parts = wanted[:, number].nonzero(as_tuple=True)
-            if not len(rows):
-                continue
-            views = MaskedModel(self.model, fill, self.batch_size).views(
-                self.batch.images,
-                self._masks(rows, parts),
-                (rows, torch.arange(len(rows))),
-                targets=targets[rows],
-                whole=self._values,
-            )
-            found.append(((rows, torch.full_like(rows, number), parts), views))
+            masked = MaskedModel(self.model, fill, self.batch_size)
+            step = max(1, _MASK_ELEMENTS // self.places[0].numel())
+            for some in wanted[:, number].nonzero().split(step):
+                if not len(some):
+                    continue
+                rows, parts = some.unbind(1)
+                views = masked.views(
+                    self.batch.images,
+                    self._masks(rows, parts),
+                    (rows, torch.arange(len(rows))),
+                    targets=targets[rows],
+                    whole=self._values,
+                )
+                found.append(((rows, torch.full_like(rows, number), parts), views))
         named, confidences = asked.named.clone(), asked.confidences.clone()
         for places, views in found:
             named[places] = views.named.cpu().to(named)
