@@ -12,7 +12,6 @@ from sufficit.explainers import Method, explain_all
 from sufficit.explainers.registry import word_of
 from sufficit.progress import counting_bar
 from sufficit.sources import Fitted, Given, source_of
-from sufficit.sources.asked import SIZES
 from sufficit.sources.certificate import (
     Around,
     Certificate,
@@ -141,9 +140,8 @@ def explain(
     inner = source_of("method", method, layer=layer, seed=seed)
     inner.check(classifier, [])
     source = Fitted(inner, fills=tuple(fills), enough=enough, name="fit", batch_size=batch_size)
-    # The certificates ask of region, rest and nothing with one fill more.
-    passes = len(source.fills) * (2 * len(SIZES) + 1) + 3
-    with counting_bar("fitting", passes * len(images), progress):
+    # What is usual, for an honest forecast; at most there are three times as many.
+    with counting_bar("fitting", source.usual_passes * len(images), progress):
         batch = batch_of(classifier, images.to(classifier.device), known)
         maps = source.maps(classifier, batch)
         proofs = certificates(classifier, batch, maps, enough=enough, batch_size=batch_size)

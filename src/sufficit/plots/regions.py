@@ -13,7 +13,7 @@ from sufficit.classifier.classifier import check_images
 from sufficit.errors import UserError
 from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.heatmaps import check_heatmaps, resize
-from sufficit.plots.style import INK, QUIET
+from sufficit.plots.style import INK
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFont
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 LEAST, MOST = 448, 1024  # pixels of a panel: of its shorter side at least, of its longer at most
 GREY = 0.78  # behind a region that is shown alone
 DIMMED = 0.68  # of the light outside a region, on the photograph
+SOFT = "#6b7280"  # of the last lines of a caption
 LINE = 1 / 190  # how wide an outline is, of the shorter side
 
 
@@ -126,7 +127,7 @@ def _with_caption(drawn: "Image.Image", title: str, lines: Sequence[str]) -> "Im
     margin = round(0.8 * size)
     rows = [(title, _font(size, bold=True), INK)] if title else []
     small = _font(round(0.82 * size))
-    rows += [(line, small, QUIET if number else INK) for number, line in enumerate(lines)]
+    rows += [(line, small, SOFT if number else INK) for number, line in enumerate(lines)]
     height = margin + round(1.45 * size) * len(rows) + margin // 2
     whole = Image.new("RGB", (drawn.width, drawn.height + height), "white")
     whole.paste(drawn)
