@@ -14,12 +14,14 @@ from torch import Tensor
 from small_models import Traces
 from small_runs import config_for, interrupted
 from sufficit import Classifier, UserError, explain
+from sufficit.classifier.checkpoint import View
 from sufficit.data.heatmap_files import HeatmapFile, heatmap_writer, write_heatmaps
-from sufficit.data.images import list_images, open_images, read_image
+from sufficit.data.images import ImageSource, list_images, open_images, read_image
 from sufficit.plots import blend
 from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.overlays import class_number, explain_run, images_in, row_title
+from sufficit.runs.region_files import photograph
 from sufficit.sources import kinds
 
 
@@ -243,3 +245,21 @@ def test_the_model_may_be_anything_that_classifies(photos: Path, tmp_path: Path)
     nameless = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(360, 3)))
     job = make_job(config, classifier=nameless, unit=24)
     assert explain_run(job, tmp_path / "out", progress=False)["n"] == 11
+
+
+@pytest.mark.parametrize(("side", "factor"), [(300, 2), (720, 3), (3000, 4)])
+def test_a_region_is_shown_in_the_resolution_of_its_photograph(
+    tmp_path: Path, side: int, factor: int
+) -> None:
+    across = np.linspace(0, 255, side, dtype=np.uint8)
+    pixels = np.stack([np.broadcast_to(across, (side, side)), np.full((side, side), 90)], 2)
+    pixels = np.concatenate([pixels, pixels[..., :1].swapaxes(0, 1)], 2).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (file,) = list_images(tmp_path)
+    view = View(crop=(224, 224), resize=240)
+    image = file.read(view)
+    photo = photograph(file, view, image)
+    assert photo.shape == (3, 224 * factor, 224 * factor)
+    shrunk = torch.nn.functional.avg_pool2d(photo, factor)
+    torch.testing.assert_close(shrunk, image, atol=0.02, rtol=0)
+    assert photograph(ImageSource.from_tensors(image[None]).images[0], view, image) is image

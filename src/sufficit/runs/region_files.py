@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from torch import Tensor
 from sufficit import plots
 from sufficit.classifier.checkpoint import View
 from sufficit.data.image_files import BadImageError
-from sufficit.data.images import SourceImage
+from sufficit.data.images import ImageTensor, SourceImage
 from sufficit.data.loader import Unit
+from sufficit.data.pictures import upright_size
 from sufficit.files import writing
 from sufficit.outside import as_csv
 from sufficit.plots.regions import LEAST, MOST
@@ -92,17 +94,17 @@ def draw_region(
 
 
 def photograph(source: SourceImage, view: View | None, image: Tensor) -> Tensor:
-    """What the model sees of an image, with more pixels: [C,H,W] in 0..1.
+    """What the model sees of an image, with as many pixels as its file has, within limits.
 
-    `image` is what it sees; it is returned where the file has no more to give.
+    `image` is what the model sees; it is returned where it is in memory alone. [C,H,W] in 0..1.
     """
-    h, w = image.shape[1:]
-    factor = max(-(-LEAST // min(h, w)), min(4, MOST // max(h, w)))
-    if view is None or view.crop is None or factor == 1:
+    if isinstance(source, ImageTensor) or view is None or view.crop is None:
         return image
-    resize = None if view.resize is None else factor * view.resize
-    larger = replace(view, crop=(factor * h, factor * w), resize=resize)
+    h, w = view.crop
     try:
-        return source.read(larger)
+        own = min(upright_size(BytesIO(source.content()))) // (view.resize or min(h, w))
+        factor = max(-(-LEAST // min(h, w)), min(own, MOST // max(h, w)))
+        resize = None if view.resize is None else factor * view.resize
+        return source.read(replace(view, crop=(factor * h, factor * w), resize=resize))
     except (BadImageError, OSError):  # it has gone since it was explained
         return image
