@@ -26,6 +26,7 @@ from sufficit.runs.unit_rows import Rows
 from sufficit.sources import Fitted
 
 N = 6
+METHODS = "layercam,layercam+fit,mine=gradcam,center"
 
 
 def drawing(digits: Path, *more: object) -> list[object]:
@@ -283,7 +284,7 @@ def test_by_default_it_shows_regions_with_certificates(
 def test_every_method_is_fitted_once_however_it_is_written(
     sufficit, digits: Path, tmp_path: Path
 ) -> None:
-    words = fitted(digits, "--methods", "layercam+fit,mine=gradcam,center", "--out", tmp_path / "o")
+    words = fitted(digits, "--methods", METHODS, "--out", tmp_path / "o")
     run = sufficit(*words)
     assert run.code == 0, run.err
     files = {path.name for path in (tmp_path / "o").glob("*.npz")}

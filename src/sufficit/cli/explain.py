@@ -90,7 +90,7 @@ def explain(
         config = replace(config, methods=(_recommended(classifier, source),))
     if fit:
         words = [word if word.endswith(FIT) else f"{word}{FIT}" for word in config.methods]
-        config = replace(config, methods=tuple(words))
+        config = replace(config, methods=tuple(dict.fromkeys(words)))
     job = make_job(config, classifier=classifier, images=source, unit=SHEET_ROWS)
     if target is not None:
         number = class_number(target, classifier.classes)
