@@ -225,7 +225,7 @@ def scorecam(
             score=target_logits,
             whole=whole,
         )
-        found.append(asked.confidences.view(n, -1))
+        found.append(asked.confidences.cpu().view(n, -1))
     weights = torch.cat(found, 1).softmax(1).to(features)
     return (features * weights[:, :, None, None]).sum(1)
 

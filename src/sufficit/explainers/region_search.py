@@ -140,7 +140,8 @@ class BoxSearch:
                 whole=self.whole,
             )
             by_class = self.score == "accuracy"
-            total += hits(found.named, targets) if by_class else found.confidences
+            said = found.cpu()
+            total += hits(said.named, targets) if by_class else said.confidences
         kept, rest = (total / len(self.fills)).nan_to_num(-1).chunk(2)  # NaN is never the best
         return kept - rest / 2
 

@@ -22,7 +22,7 @@ from sufficit.files import is_unfinished, make_folder, names_in, read_json, remo
 from sufficit.lock import locked
 from sufficit.provenance import plain, save_json
 from sufficit.runs.unit_rows import Rows
-from sufficit.sources import CONTROLS, Maps
+from sufficit.sources import CONTROLS, Asked, Maps
 
 UNITS = "units"  # the folder of what only a resume needs; it goes at the end of a run
 MAPS = "drawn"  # the folder of heatmaps as they were drawn; it stays
@@ -37,7 +37,7 @@ FILES = (
     *("RUN.toml", "report.html", "sheet.png", "curves.png"),
 )
 MOST_RECORD = 2**28  # bytes of a run.json
-FORMAT = 9  # of the files below units/; a run of another format is not resumed
+FORMAT = 10  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
 MACHINE = ("device", "torch", "versions", "compiled")  # may differ when every unit is there
 
@@ -182,6 +182,9 @@ class Store:
             tensors[f"maps/{name}"] = one.maps
             if one.shares is not None:
                 tensors[f"shares/{name}"] = one.shares
+            if one.asked is not None:
+                tensors[f"asked/{name}/named"] = one.asked.named
+                tensors[f"asked/{name}/confidences"] = one.asked.confidences
             for column, values in one.columns.items():
                 tensors[f"columns/{name}/{column}"] = values
             for note, marks in one.notes.items():
@@ -191,6 +194,8 @@ class Store:
             "numbers": rows.numbers,
             "shape": rows.shape,
             "final": {name: one.final for name, one in drawn.items()},
+            "fills": {name: one.asked.fills for name, one in drawn.items() if one.asked},
+            "unseen": {name: one.asked.unseen for name, one in drawn.items() if one.asked},
         }
         self._save(self._maps_path(rows.unit, kind), tensors, facts)
 
@@ -205,6 +210,7 @@ class Store:
                 columns=_below(f"columns/{name}/", file.tensors),
                 notes=_below(f"notes/{name}/", file.tensors),
                 shares=file.tensors.get(f"shares/{name}"),
+                asked=_asked_in(file, name),
             )
         return StoredMaps(
             names=tuple(file.facts["names"]),
@@ -437,6 +443,18 @@ def _below(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items()
         if name.startswith(start)
     }
+
+
+def _asked_in(file: UnitFile, name: str) -> Asked | None:
+    """Return what the model said while a source's maps were cut; None if they were not."""
+    if name not in file.facts["fills"]:
+        return None
+    return Asked(
+        fills=tuple(file.facts["fills"][name]),
+        named=file.tensors[f"asked/{name}/named"],
+        confidences=file.tensors[f"asked/{name}/confidences"],
+        unseen=file.facts["unseen"][name],
+    )
 
 
 def _whole_key(key: Mapping[str, Any]) -> dict[str, Any]:
