@@ -42,7 +42,7 @@ def test_it_prints_the_table_and_where_to_look(sufficit, photos: Path) -> None:
     assert run.code == 0, run.err
     out = photos.parent / "out"
     summary = json.loads((out / "summary.json").read_text())
-    for method in ("gradcam", "layercam", "random", "center"):
+    for method in ("gradcam", "layercam", "everything", "random", "center"):
         assert f"{summary[method]['msi']['mean']:.3f}" in run.words
     assert "11 images, alpha_min 0.5" in run.words
     assert "* highest MSI of 2 methods" in run.words
@@ -53,11 +53,11 @@ def test_it_prints_the_table_and_where_to_look(sufficit, photos: Path) -> None:
     assert "<b>MSI over alpha_min</b>" in page
     known = RunResults.read(out)
     assert known.standing is not None
-    pairs = [(m, c) for m in ("gradcam", "layercam") for c in ("random", "center")]
+    pairs = [(m, c) for m in ("gradcam", "layercam") for c in ("everything", "random", "center")]
     beaten = all(known.standing.beats(*pair) for pair in pairs)
     assert ("significantly better than the controls" in run.words) == beaten
     assert "random (c)" in run.words
-    assert known.content().class_agnostic == ["random", "center"]
+    assert known.content().class_agnostic == ["everything", "random", "center"]
     agnostic = sufficit(*words(photos, "--methods", "old=kpca-cam,gradcam", "--overwrite"))
     assert "old (a)" in agnostic.words
     assert "(a) class-agnostic: the same map for every class" in agnostic.words

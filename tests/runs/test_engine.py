@@ -68,7 +68,7 @@ def test_rows_are_what_explain_evaluate_and_leak_return(photos: Path, tmp_path: 
     results = run_small(config_for(photos, seed=3, checks="controls,fill,leak"), tmp_path / "out")
     names = [image.name for image in list_images(photos)]
     assert results.names == names
-    assert set(results.methods) == {"gradcam", "layercam", "random", "center"}
+    assert set(results.methods) == {"gradcam", "layercam", "everything", "random", "center"}
     classifier, (images, labels) = model_of(photos), inputs_of(photos, names)
     for method, found in heatmaps_of(photos, names, 3, ("gradcam", "layercam")).items():
         expected = evaluate(classifier, images, found, labels, held_out_fill="blur", **STEPS)
@@ -433,7 +433,7 @@ def test_one_image_is_scored_without_leakage(photos: Path, tmp_path: Path) -> No
 def test_controls_alone_are_ranked(photos: Path, tmp_path: Path) -> None:
     results = run_small(config_for(photos, methods=["center"], checks="controls"), tmp_path / "out")
     assert results.standing is not None
-    assert set(results.standing.ranking) == {"random", "center"}
+    assert set(results.standing.ranking) == {"everything", "random", "center"}
     assert results.controls == ()
 
 

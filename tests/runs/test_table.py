@@ -44,9 +44,9 @@ def test_means_and_tests_are_those_of_the_rows(photos: Path, tmp_path: Path) -> 
     pairs = pairs[pairs["column"] == "msi"]
     assert pairs["p_corrected"].tolist() == [pair.p_corrected for pair in expected.pairs]
     assert pairs["seed"].tolist() == [4] * 5
-    ranked = [*expected.ranking, "random", "center"]
+    ranked = [*expected.ranking, "everything", "random", "center"]
     assert results.record.methods == ranked
-    assert results.record.controls == ["random", "center"]
+    assert results.record.controls == ["everything", "random", "center"]
 
 
 @pytest.mark.parametrize("alpha_min", [0.5, "search"])
@@ -115,8 +115,8 @@ def test_references_are_scored_and_not_ranked(photos: Path, tmp_path: Path) -> N
     results = run_small(config, tmp_path / "out", sources=sources)
     assert results.standing is not None
     assert set(results.standing.ranking) == {"gradcam", "layercam"}
-    assert results.unranked == ("random", "center", "kpca-cam")
-    assert results.controls == ("random", "center")
+    assert results.unranked == ("everything", "random", "center", "kpca-cam")
+    assert results.controls == ("everything", "random", "center")
     assert "msi" in results.summaries["kpca-cam"]
 
 

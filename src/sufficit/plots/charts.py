@@ -240,10 +240,11 @@ def _zero_line(axis: "Axes", everything: tuple[float, float], look: Look) -> Non
     axis.axline(everything, slope=1, color=INK, linestyle=(0, (3, 2)), linewidth=0.9, zorder=1)
     axis.set_xlim(left, right)
     axis.set_ylim(low, high)
-    x = max(left, low - (base - size)) + 0.03 * (right - left)
+    start = max(left, low - (base - size))
+    middle = (start + min(right, size)) / 2
     axis.annotate(
-        "zero line", (x, x + base - size), (2, 5), textcoords="offset points",
-        fontsize=look.font - 3, color=INK, annotation_clip=False,
+        "zero line", (middle, middle + base - size), (-3, 4), textcoords="offset points",
+        ha="right", fontsize=look.font - 3, color=INK,
     )  # fmt: skip
 
 

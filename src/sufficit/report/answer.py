@@ -15,6 +15,7 @@ from sufficit.report.interpretation import (
     alpha_order,
     cautions,
     joined,
+    leak_line,
     leak_words,
     leaks,
 )
@@ -33,7 +34,7 @@ MOST_WARNINGS = 3
 WORTHLESS = 0.5  # share of whole images that the model must get right
 EQUAL = 0.1  # methods are equally good if their MSI differs by less, with 95 % confidence
 POWER = 8  # images that show a difference of one standard deviation in four of five cases
-MOST_IMAGES = 100_000  # that a verdict asks for
+MOST_TIMES = 50  # more images than were scored, that a verdict asks for
 
 
 @dataclass(frozen=True)
@@ -53,9 +54,12 @@ class Verdict:
 
 def verdict(content: Content) -> Verdict:
     """Return what the scores say, in three lines and at most three warnings."""
-    found = _unreadable(content) or _of_groups(content, [_outcome(g) for g in content.groups])
+    outcomes = [_outcome(group) for group in content.groups]
+    found = _unreadable(content) or _of_groups(content, outcomes)
     answer, sure, change = found
-    warnings = [one.text for one in cautions(content) if one.text not in answer]
+    # What the answer says already is no warning.
+    said = (RANDOM_WEIGHTS, leak_line([m for o in outcomes for m in _leaking(content, o)]))
+    warnings = [one.text for one in cautions(content) if one.text not in said]
     return Verdict(answer, sure, change, tuple(warnings[:MOST_WARNINGS]))
 
 
@@ -65,16 +69,19 @@ def _unreadable(content: Content) -> tuple[str, str, str] | None:
     labels = content.facts.targets == "label"
     if RANDOM_WEIGHTS in content.remarks:
         why = "the model has random weights"
-        change = "Use a trained model: leave out --weights none."
+        sure = "A map shows what a trained model uses."
+        change = "Leave out --weights none, or give a file of weights."
     elif labels and right < WORTHLESS:
         why = f"the model is right on only {right:.0%} of the images"
+        sure = "No mask can make a wrong prediction right."
         change = "Check classes, normalisation and weights, or use --targets prediction."
     elif math.isnan(content.mean(content.standing.best)):
         why = "no method has an MSI"
+        sure = f"{_images(content.n)} {'was' if content.n == 1 else 'were'} scored."
         change = "Check that the model gives finite numbers."
     else:
         return None
-    return f"These scores mean nothing yet: {why}.", "No mask can help a wrong model.", change
+    return f"These scores mean nothing yet: {why}.", sure, change
 
 
 # What the tests say of a group
@@ -144,12 +151,16 @@ def _by_group(
 
 
 def badges(content: Content) -> dict[str, str]:
-    """What the report calls the leading methods of each group: best, equally good, or top."""
+    """What the report calls methods of each group: best, tie, top, or not different from the top.
+
+    Only a method that beats all others and every control is best.
+    """
     found = {}
     for outcome in [_outcome(group) for group in content.groups]:
         word = "best" if len(outcome.winners) == 1 else "tie"
         if not outcome.winners or outcome.unsure:
             word = "top"
+        found |= dict.fromkeys(outcome.standing.not_different, "n.s.")
         found |= dict.fromkeys(outcome.winners or (outcome.top,), word)
     return found
 
@@ -165,12 +176,10 @@ def _answer(content: Content, outcome: Outcome) -> str:
         return f"{top} has {highest}{':' if count > 1 else ''} {_value(content, top)}."
     if not outcome.winners:
         return _no_winner(outcome)
-    leaking = [one for one in outcome.winners if leaks(content.summaries[one])]
+    leaking = _leaking(content, outcome)
     if leaking:
-        return (
-            f"{top} has MSI {_value(content, top)}, but the masks of {joined(leaking)} leak, so"
-            " that the score is too high."
-        )
+        whose = "its masks" if leaking == [top] else f"the masks of {joined(leaking)}"
+        return f"{top} has MSI {_value(content, top)}, but {whose} leak: the score is too high."
     turned = _turned(content, outcome)
     if turned:
         here, other = turned
@@ -198,32 +207,49 @@ def _best(content: Content, outcome: Outcome) -> str:
     return f"{top} is the best of {count} methods: MSI {_value(content, top)}."
 
 
+def _leaking(content: Content, outcome: Outcome) -> list[str]:
+    """The winners whose masks leak."""
+    return [one for one in outcome.winners if leaks(content.summaries[one])]
+
+
 def _no_winner(outcome: Outcome) -> str:
-    """Which control no method beats; one that is beaten by nobody comes first."""
+    """The control that no method beats."""
     standing = outcome.standing
-    unbeaten = [
-        control
-        for control in standing.controls
-        if not any(standing.beats(method, control) for method in standing.ranking)
-    ]
-    if not unbeaten:
-        return f"No method beats all controls: {joined(standing.controls)}."
-    order = [name for name in CONTROLS if name in unbeaten] or unbeaten
-    control = order[0]
-    words = CONTROLS.get(control, "a control")
-    return f"No method beats {words} ({control}, MSI {standing.means[control]:.2f})."
+    control = _unbeaten(outcome)
+    words = f"{CONTROLS.get(control, control)} ({control}, MSI {standing.means[control]:.2f})"
+    if standing.means[control] < standing.means[outcome.top]:
+        return f"Whether a method beats {words} is open."
+    if any(standing.beats(method, control) for method in standing.ranking):
+        return f"No method beats every control; the best one does not beat {words}."
+    return f"No method beats {words}."
+
+
+def _unbeaten(outcome: Outcome) -> str:
+    """The control that the best method does not beat: one with a higher mean comes first."""
+    standing, top = outcome.standing, outcome.top
+    unbeaten = [one for one in standing.controls if not standing.beats(top, one)]
+    higher = [one for one in unbeaten if standing.means[one] >= standing.means[top]]
+    known = [one for one in CONTROLS if one in (higher or unbeaten)]
+    return (known or unbeaten)[0]
 
 
 def _tie(content: Content, outcome: Outcome) -> str:
     standing, winners = outcome.standing, outcome.winners
     means = joined([f"{standing.means[one]:.2f}" for one in winners])
-    pairs = [standing.pair(winners[0], one) for one in winners[1:]]
-    close = all(p is not None and max(abs(p.low), abs(p.high)) < EQUAL for p in pairs)
-    alike = "are equally good" if close else f"cannot be told apart on {_images(standing.n)}"
+    alike = f"cannot be told apart on {_images(standing.n)}"
+    if _are_equal(outcome):
+        alike = "are equally good"
     both = "Both" if len(winners) == 2 else "All"
     ahead = all(standing.beats(one, other) for one in winners for other in outcome.rivals)
     else_ = "everything else" if ahead else "every control"
     return f"{joined(winners)} {alike}: MSI {means}. {both} beat {else_}."
+
+
+def _are_equal(outcome: Outcome) -> bool:
+    """Whether the winners are so close that their difference does not matter."""
+    first, *others = outcome.winners
+    pairs = [outcome.standing.pair(first, one) for one in others]
+    return all(p is not None and max(abs(p.low), abs(p.high)) < EQUAL for p in pairs)
 
 
 def _turned(content: Content, outcome: Outcome) -> tuple[RankedCondition, Standing] | None:
@@ -291,7 +317,7 @@ def _beyond_the_fit(outcome: Outcome) -> str:
 
 def _how_far_below(content: Content, outcome: Outcome) -> str:
     standing, top = outcome.standing, outcome.top
-    control = next(one for one in standing.controls if not standing.beats(top, one))
+    control = _unbeaten(outcome)
     apart = "not significantly different from"
     if standing.beats(control, top):
         apart = "significantly worse than"
@@ -310,8 +336,7 @@ def _change(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
     elif not any(outcome.winners for outcome in outcomes):
         found += _remedies(content, outcomes)
     for outcome in outcomes:
-        if outcome.winners:
-            found += _open_questions(content, outcome)
+        found += _open_questions(content, outcome)
     found += _alpha_words(content)
     return found or ["Look at the worst images in the report before you rely on it."]
 
@@ -341,28 +366,34 @@ def _remedies(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
 def _open_questions(content: Content, outcome: Outcome) -> list[str]:
     """What would settle what the tests leave open."""
     standing, top = outcome.standing, outcome.top
-    leaking = [one for one in outcome.winners if leaks(content.summaries[one])]
+    leaking = _leaking(content, outcome)
     if leaking:
-        found = [
-            f"{one} reveals its class {leak_words(content.summaries[one]['leak_ratio'])}."
-            for one in leaking[:1]
-        ]
-        clean = [one for one in standing.ranking if not leaks(content.summaries[one])]
-        if clean:
-            found.append(
-                f"Best of the methods without leakage is {clean[0]}, MSI"
-                f" {standing.means[clean[0]]:.2f}."
-            )
-        return found
+        return _leak_words(content, outcome, leaking)
     if _turned(content, outcome):
         return ["The ranking depends on what replaces hidden pixels: report both fills."]
+    if len(outcome.winners) > 1 and not outcome.unsure and _are_equal(outcome):
+        return ["More images would hardly change this: choose the cheaper one."]
     other = next(iter((*outcome.unsure, *outcome.winners[1:])), None)
-    if other is None:
-        return []
-    needed = _images_needed(standing.pair(top, other))
+    if not outcome.winners and not outcome.lacking:
+        other = _unbeaten(outcome)
+        if standing.means[other] >= standing.means[top]:
+            return []
+    needed = None if other is None else _images_needed(standing.pair(top, other))
     if needed is None:
         return []
     return [f"About {needed:,} images would tell {top} and {other} apart."]
+
+
+def _leak_words(content: Content, outcome: Outcome, leaking: Sequence[str]) -> list[str]:
+    """How far masks leak, and which method does not."""
+    standing = outcome.standing
+    ratio = content.summaries[leaking[0]]["leak_ratio"]
+    found = [f"The masks of {leaking[0]} reveal their class {leak_words(ratio)}."]
+    clean = [one for one in standing.ranking if not leaks(content.summaries[one])]
+    if clean:
+        mean = standing.means[clean[0]]
+        found.append(f"The best method without leakage is {clean[0]}, MSI {mean:.2f}.")
+    return found
 
 
 def _images_needed(pair: Pair | None) -> int | None:
@@ -371,9 +402,9 @@ def _images_needed(pair: Pair | None) -> int | None:
         return None
     deviation = (pair.high - pair.low) / (2 * 1.96) * math.sqrt(pair.n)
     needed = POWER * (deviation / pair.difference) ** 2
-    if needed > MOST_IMAGES:
+    if needed > MOST_TIMES * pair.n:
         return None
-    needed = max(needed, pair.n + 1)
+    needed = max(needed, 2 * pair.n)
     step = 10 ** (len(str(int(needed))) - 1) // 2 or 1
     return math.ceil(needed / step) * step
 
@@ -384,15 +415,17 @@ def _alpha_words(content: Content) -> list[str]:
     if found is None:
         return []
     first = found.order[0]
-    listed = ", ".join(f"{method} {found.at[method]:g}" for method in found.order)
+    images = _images(found.images)
     if len(found.order) == 1:
-        return [f"{first} is best at alpha_min {found.at[first]:g} (on {_images(found.images)})."]
+        return [f"{first} is best at alpha_min {found.at[first]:g} (curve of {images})."]
+    listed = ", ".join(f"{method} {found.at[method]:g}" for method in found.order)
+    start = f"With each method at its own best alpha_min ({listed}; curve of {images})"
     if found.order == found.now:
-        return [f"At its own best alpha_min each ({listed}) the order of methods stays."]
-    return [
-        f"At its own best alpha_min each ({listed}) {first} is first: try --alpha-min search or"
-        f" {first}+fit."
-    ]
+        return [f"{start} the order stays."]
+    changes = f"{first} stays first, the order below changes"
+    if first != found.now[0]:
+        changes = f"{first} is first"
+    return [f"{start} {changes}: try --alpha-min search, or {first}+fit."]
 
 
 # Words

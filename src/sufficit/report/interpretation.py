@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from sufficit.metrics.columns import COLUMNS, ZERO_LINE
@@ -85,13 +85,13 @@ def leaks(summary: Mapping[str, Estimate]) -> bool:
 
 
 def leak_words(ratio: Estimate) -> str:
-    """How often masks bring their class to mind on images of other classes.
+    """How often masks reveal their class on images of other classes.
 
     >>> leak_words(Estimate(2.4, 1.9, 3.1, 200, 0, False))
     '2.4 times as often as chance (1.9 to 3.1)'
     """
     if not math.isfinite(ratio.mean):
-        return "which by chance never happens"
+        return "where masks of other classes never do"
     ends = f" ({ratio.low:.1f} to {ratio.high:.1f})" if math.isfinite(ratio.high) else ""
     return f"{ratio.mean:.1f} times as often as chance{ends}"
 
@@ -105,10 +105,12 @@ def _leaks(content: Content) -> Iterator[Caution]:
     """Methods whose masks reveal the class by their shape."""
     leaking = [m for m in content.standing.ranking if leaks(content.summaries[m])]
     if leaking:
-        yield Caution(
-            f"Leakage: the masks of {joined(leaking)} reveal the class by their shape.",
-            _leak_details(content, leaking),
-        )
+        yield Caution(leak_line(leaking), _leak_details(content, leaking))
+
+
+def leak_line(methods: Sequence[str]) -> str:
+    """Return the warning of methods that leak."""
+    return f"Leakage: the masks of {joined(methods)} reveal the class by their shape."
 
 
 def _unsure_leaks(content: Content) -> Iterator[Caution]:
@@ -139,6 +141,8 @@ def _other_rankings(content: Content) -> Iterator[Caution]:
                     (f"{means}, paired tests, n = {here.n}.",),
                 )
             lost = lost_leads(first, here)
+            if best_changes(first, here):
+                lost.pop(first.best, None)
             if lost:
                 words = [f"{method} over {joined(others)}" for method, others in lost.items()]
                 yield Caution(
@@ -347,7 +351,7 @@ def alpha_sentences(content: Content) -> Iterator[str]:
         return
     listed = ", ".join(f"{method} {alpha:g}" for method, alpha in found.at.items())
     images = f"{found.images} image{'s' if found.images > 1 else ''}"
-    yield f"On a sample of {images} each method is best at another alpha_min: {listed}."
+    yield f"alpha_min that is best for each method, on a sample of {images}: {listed}."
     if len(found.order) < 2:
         return
     if found.order == found.now:
@@ -380,13 +384,17 @@ def orders(content: Content) -> Iterator[str]:
     conditions = content.conditions
     whole = sum(one.model_calls for one in conditions)
     for other in conditions[1:]:
-        (one,) = correlations([conditions[0], other])
-        if not math.isnan(one["kendall"]):
-            order = ", ".join(other.standing.ranking)
-            yield (
-                f"Order of the methods {other.words}: {order}. Rank correlation with the order"
-                f" above: Spearman {one['spearman']:.2f}, Kendall {one['kendall']:.2f}."
+        pairs = zip(content.groups, content.groups_of(other.standing), strict=True)
+        for first, here in pairs:
+            (one,) = correlations(
+                [replace(conditions[0], standing=first), replace(other, standing=here)]
             )
+            if not math.isnan(one["kendall"]):
+                yield (
+                    f"Order of the methods {other.words}: {', '.join(here.ranking)}. Rank"
+                    f" correlation with the order above: Spearman {one['spearman']:.2f}, Kendall"
+                    f" {one['kendall']:.2f}."
+                )
     for held_out in (one for one in conditions if one.key == "held_out" and whole):
         yield (
             f"The held-out fill is {held_out.fill}: {_why_held_out(content)}. It was scored with at"
