@@ -140,6 +140,7 @@ def cases() -> dict[str, Content]:
             {"gradcam": 0.1, "layercam": 0.05, **TRIVIAL, "center": 0.2}
         ),
         "fitted alone": content(FITTED),
+        "one fitted method": content({"gradcam+fit": 0.5, **TRIVIAL, **FIT}),
         "fitted, no better than the fit of a blob": content({**FITTED, **FIT, "center+fit": 0.6}),
         "drawn and fitted": content({**DRAWN, **FITTED}),
         "drawn below, fitted best": content({**BELOW, **FITTED}),

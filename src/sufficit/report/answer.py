@@ -284,14 +284,14 @@ def _sure(content: Content, outcome: Outcome) -> str:
 def _lead(content: Content, outcome: Outcome) -> str:
     """How far the one winner is ahead of the next, and under which other conditions."""
     standing, top = outcome.standing, outcome.top
-    second = next(iter(outcome.rivals), standing.controls[0])
-    also = "every control" if outcome.rivals else "every other control"
-    if len(standing.controls) == 1 and not outcome.rivals:
-        also = ""
-    found = f"It beats {second} by {_difference(standing.pair(top, second), top)}"
-    found += f" and {also} on {_images(standing.n)}" if also else f" on {_images(standing.n)}"
     held = [one.words for one in content.conditions[1:] if _leads(content, outcome, one)]
-    return f"{found}{f', also {joined(held)}' if held else ''}."
+    where = f"on {_images(standing.n)}{f', also {joined(held)}' if held else ''}."
+    if not outcome.rivals and FIT_CONTROL in standing.controls:
+        return f"It beats every control {where}"  # how far is said of the fit's control
+    second = next(iter(outcome.rivals), standing.controls[0])
+    others = "every control" if outcome.rivals else "every other control"
+    difference = _difference(standing.pair(top, second), top)
+    return f"It beats {second} by {difference} and {others} {where}"
 
 
 def _leads(content: Content, outcome: Outcome, condition: RankedCondition) -> bool:
