@@ -155,7 +155,7 @@ def badges(content: Content) -> dict[str, str]:
 
     Only a method that beats all others and every control is best.
     """
-    found = {}
+    found: dict[str, str] = {}
     for outcome in [_outcome(group) for group in content.groups]:
         word = "best" if len(outcome.winners) == 1 else "tie"
         if not outcome.winners or outcome.unsure:

@@ -40,7 +40,7 @@ def results_table(content: Content) -> Table:
         head = f"{_head(content, column, known[column])}{room}"
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("95 % interval", justify="right", no_wrap=True)
-    marks = {}
+    marks: dict[str, str] = {}
     for group in content.groups:
         # A group of one is compared with controls alone.
         marks |= {group.best: BEST} | dict.fromkeys(group.not_different, SAME)
@@ -53,8 +53,8 @@ def results_table(content: Content) -> Table:
         style = "bold" if marks.get(method) == BEST else None
         style = style if method in standing.ranking else "dim"
         ends = bool(following) and _part(content, method) != _part(content, following)
-        row = (literal(marked(content, method)), *cells.values(), interval)
-        table.add_row(*row, style=style, end_section=ends)
+        name = literal(marked(content, method))
+        table.add_row(name, *cells.values(), interval, style=style, end_section=ends)
     return table
 
 
