@@ -206,6 +206,7 @@ def test_sources_draw_what_explain_draws() -> None:
         "mine": batch.images.mean(1),
         "gradcam": wanted,
         "stored": resize(stack, (SIDE, SIDE)),
+        "everything": torch.ones(N, SIDE, SIDE),
         "random": noise((SIDE, SIDE), 7, range(N)),
         "center": explain(classifier, batch.images, TARGETS, "center"),
     }

@@ -42,7 +42,8 @@ def results_equal(one: RunResults, other: RunResults) -> None:
                 values = getattr(known, field.name), getattr(found, field.name)
                 assert values[0] == values[1] or np.isnan(values).all()
         for name, curve in one.curves[method].items():
-            assert torch.equal(curve.values, other.curves[method][name].values)
+            there = other.curves[method][name].values
+            torch.testing.assert_close(curve.values, there, rtol=0, atol=0, equal_nan=True)
         for column, values in one.scores[method].columns.items():
             there = other.scores[method].columns[column]
             torch.testing.assert_close(values, there, rtol=0, atol=0, equal_nan=True)
@@ -121,6 +122,7 @@ def test_heatmaps_are_those_that_were_scored_to_the_bit(photos: Path, tmp_path: 
             drawn[name].append(found)
     expected = {name: torch.cat(parts) for name, parts in drawn.items()}
     expected["random"] = noise((12, 10), 5, range(11))
+    expected["everything"] = torch.ones(11, 12, 10)
     rows = [7, 0, 3]
     found = results.heatmaps(rows, [*expected])
     for name, maps in expected.items():

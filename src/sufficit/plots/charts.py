@@ -92,7 +92,7 @@ def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None
         if name not in found.curves:
             raise unknown("curve in this run", name, found.curves)
         curve = found.curves[name]
-        if not curve.values.isnan().all():  # by rank a map without an order has no curve
+        if (~curve.values.isnan()).sum() > 1:  # by rank a map without an order has no curve
             lines[method] = (curve.grid, curve.values)
     kind = next(iter(scores.values())).schedule.score
     return Panel(heading_of(name).long if title is None else title, _across(name), kind, lines)
