@@ -1,4 +1,4 @@
-"""The control `everything` marks the whole image: its MSI is the zero line, and it is nearly free."""
+"""The control `everything` marks the whole image: its MSI is the zero line, and nearly free."""
 
 from typing import Any
 
