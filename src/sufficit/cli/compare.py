@@ -103,6 +103,7 @@ def print_results(results: "RunResults", *, verbose: bool = False) -> None:
     lines = [short_legend(content), groups_words(content)]
     if not math.isnan(content.zero_line):
         lines.append(zero_line_words(content))
+    lines += content.made
     if verbose:
         lines = legend(content)
     for line in filter(None, lines):

@@ -186,14 +186,15 @@ class Job:
     @property
     def calls(self) -> int:
         """Forward passes on masked images of the whole run, at most."""
-        width = len(self.asked_sources)
-        # The masks of the others are the whole image, which is known, and an empty one.
-        others = len(self.sources) - width
         total = 0
         for probe in self.probes:
             images = len(self.entries) if probe.images is None else len(probe.images)
-            each = probe.calls * width + min(probe.calls, 1) * others + probe.calls_once
-            total += images * each
+            each = probe.calls * len(self.sources)
+            if isinstance(probe, BandProbe):
+                # The bands of the others are the whole image, which is known, and an empty one.
+                others = len(self.sources) - len(self.asked_sources)
+                each = probe.calls * len(self.asked_sources) + others
+            total += images * (each + probe.calls_once)
         return total
 
     @property

@@ -502,8 +502,7 @@ def _sampled(job: Job) -> str | None:
     masks = len(getattr(probe, "bands", ())) + 1
     return (
         f"Each image was scored with at most {job.scoring.calls} of {masks} masks per method, drawn"
-        " by seed. Means stay unbiased, intervals and tests account for it; the scores of a single"
-        " image are estimates. --calls exact uses all masks."
+        " by seed: the scores of a single image are estimates. --calls exact uses all masks."
     )
 
 
