@@ -27,12 +27,14 @@ UNIT = 32  # images per unit
 # passes times weights are LONG: half a minute on a CPU. Shorter runs are faster in one unit.
 FEWEST_UNITS = 8
 LONG = 2 * 10**9
-FEW = 200  # images up to which every mask is asked by default
-RANKED = 24  # masks per image from which msi_rank is scored by default
-SAMPLED = 26  # masks per image beyond FEW: a tenth of the work, MSI's interval 1 to 5 % wider
+BUDGET = 10_000  # forward passes on masked images that a run of few images may take by default
+SAMPLED = 26  # masks per image beyond that: a tenth of the work, MSI's interval 1 to 5 % wider
 SEARCHED = 100  # the same while alpha_min is searched for
+MANY = 10_000  # images whose mean needs no more than the fewest masks
+RANKED = 18  # masks per image from which msi_rank is scored by default: the fewest it can have
 DONORS = 16  # per image, for leakage
 FEW_DONORS = 4  # where masks are sampled on more than FEW images
+FEW = 200  # images up to which a mask has the many donors
 CHECKS = {
     "controls": "score maps that ignore the image, which any method must beat",
     "fill": "MSI on few masks under a fill that is not among --fills",
@@ -143,8 +145,9 @@ class RunConfig:
     )
     calls: int | Literal["auto", "exact"] = _scoring(
         "auto",
-        "Masks per image: a number (drawn by seed; means stay unbiased), or exact. auto:"
-        f" exact up to {FEW} images, else {SAMPLED}.",
+        "Masks per image and source: a number (drawn by seed; means stay unbiased), or exact."
+        f" auto: what {BUDGET:,} forward passes allow, at least {SAMPLED}; the fewest from"
+        f" {MANY:,} images on.",
     )
     within: float | None = _scoring(
         None,
@@ -243,16 +246,33 @@ class RunConfig:
         """Return the options for `open_images`."""
         return {"image_column": self.image_column, "label_column": self.label_column}
 
-    def for_images(self, n: int) -> "RunConfig":
-        """The config for n images: with numbers of calls and donors where none were given."""
+    def for_images(self, n: int, sources: int, *, masks: int, least: int) -> "RunConfig":
+        """The config for n images: with numbers of calls and donors where none were given.
+
+        `masks` is the number of all masks of an image and source, `least` the smallest number that
+        leaves every column unbiased.
+        """
         calls = self.calls
         if calls == "auto":
-            calls = "exact" if n <= FEW else SAMPLED
+            calls = calls_for(n, sources, masks=masks, least=least)
         donors = self.donors
         if donors is None:
             is_sampled = isinstance(calls, int) and n > FEW
             donors = FEW_DONORS if is_sampled else DONORS
         return replace(self, calls=calls, donors=donors)
+
+
+def calls_for(images: int, sources: int, *, masks: int, least: int) -> int | Literal["exact"]:
+    """Return the masks per image and source of a run, where they are not given.
+
+    They depend on numbers alone, not on the machine, so that a run can be resumed elsewhere.
+
+    >>> [calls_for(n, 7, masks=354, least=18) for n in (4, 8, 500, 50_000)]
+    ['exact', 178, 26, 18]
+    """
+    wanted = SAMPLED if images < MANY else least
+    wanted = max(wanted, least, BUDGET // (images * max(sources, 1)))
+    return "exact" if wanted >= masks else wanted
 
 
 @dataclass(frozen=True)

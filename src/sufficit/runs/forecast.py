@@ -2,7 +2,7 @@
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from sufficit.data.image_files import BadImageError
 from sufficit.errors import UserError
 from sufficit.perturbation.predict import usual_batch
-from sufficit.runs.config import FEW, SAMPLED, Workers
+from sufficit.runs.config import SAMPLED, Workers
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
 
@@ -26,6 +26,19 @@ class Forecast:
     calls: int
     seconds: float
     words: str
+    exact: int  # passes with every mask
+
+    def masks(self, job: Job) -> str:
+        """How many masks the run asks for, and what all of them would take."""
+        probe = job.first_probe
+        if probe is None or probe.drawing is None:
+            return ""
+        seconds = self.seconds * self.exact / max(self.calls, 1)
+        return (
+            f"{job.config.calls} of {len(probe.bands) + 1} masks per image and method, drawn by"
+            f" seed: {self.calls:,} forward passes. --calls exact takes {self.exact:,}, about"
+            f" {duration(seconds)}."
+        )
 
 
 def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) -> Forecast | None:
@@ -48,7 +61,9 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
         return None
     known = [source.facts().passes for source in job.sources]
     drawn = sum(one for one in known if isinstance(one, int))  # a formula, as K + 1, is not counted
+    whole = replace(job, config=replace(job.config, calls="exact"))
     calls = int((images * drawn + job.calls) * left / images)
+    exact = int((images * drawn + whole.calls) * left / images)
     at_once = 1 if workers is None else workers.count or 1
     seconds = calls / speed / at_once
     rate = f"{speed:,.0f}" if speed >= 10 else f"{speed:,.1f}"
@@ -56,7 +71,7 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
         f"This takes about {duration(seconds)}: {calls:,} images through the model, which does"
         f" {rate} per second on {job.device}. {_shorter(job)}"
     )
-    return Forecast(calls, seconds, words)
+    return Forecast(calls, seconds, words, exact)
 
 
 def images_per_second(job: Job) -> float | None:
@@ -97,13 +112,13 @@ def duration(seconds: float) -> str:
 def _shorter(job: Job) -> str:
     """Return the options that make a run shorter, as a sentence; empty where none does."""
     config = job.config
-    images = len(job.entries)
+    probe = job.first_probe
     ways = []
     if not config.quick:
         ways.append("--quick (a first look)")
-    if images > 100:
+    if len(job.entries) > 100:
         ways.append("--images 50")
-    if config.calls == "exact" and images <= FEW:
+    if probe is not None and probe.drawing is None and len(probe.bands) >= SAMPLED:
         ways.append(f"--calls {SAMPLED}")
     if len(job.ranked) > 1:
         ways.append("fewer --methods")

@@ -137,7 +137,7 @@ class Fitted(SourceBase):
         inner: SourceFacts = self.source.facts()
         own = len(self.fills) * (2 * len(SIZES) + 1)  # at most
         passes = inner.passes + own if isinstance(inner.passes, int) else f"{inner.passes} + {own}"
-        return replace(inner, passes=passes)
+        return replace(inner, passes=passes, fit_fills=self.fills)
 
     @property
     def usual_passes(self) -> int:
