@@ -35,7 +35,7 @@ from small_runs import write_photos
 from sufficit import Classifier, UserError, Workers, compare
 from sufficit.classifier.source_code import run_user_code
 from sufficit.data.images import list_images
-from sufficit.runs import ray_actor, ray_cluster, ray_workers
+from sufficit.runs import ray_cluster, ray_spread, ray_worker
 from sufficit.runs.engine import run, score_unit
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
@@ -49,7 +49,7 @@ TWO = Workers(count=2)
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warning that workers have not started, however busy the machine is."""
-    monkeypatch.setattr(ray_workers, "PATIENCE", float("inf"))
+    monkeypatch.setattr(ray_spread, "PATIENCE", float("inf"))
 
 
 @pytest.fixture(scope="module")
@@ -193,14 +193,14 @@ def test_a_lack_of_memory_is_recognized_with_what_to_do() -> None:
     with pytest.raises(RuntimeError) as torchs:
         torch.empty(2**60, dtype=torch.uint8)
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA"), torchs.value):
-        assert "lower --batch-size" in ray_actor.short(error)
+        assert "lower --batch-size" in ray_worker.short(error)
     with pytest.raises(UserError) as wrapped:
         run_user_code("mine.py:own", lambda: [0] * 2**60)
     assert "mine.py:own raised MemoryError" in str(wrapped.value)
-    assert "lower --batch-size" in ray_actor.short(wrapped.value)
+    assert "lower --batch-size" in ray_worker.short(wrapped.value)
     died = "killed by SIGKILL by OOM killer due to high memory usage, or ray stop was called"
     for error in (RuntimeError("other"), RuntimeError(died)):
-        assert "memory:" not in ray_actor.short(error)
+        assert "memory:" not in ray_worker.short(error)
 
 
 def test_compare_in_python_has_workers_that_get_lambdas_and_closures(
@@ -244,7 +244,7 @@ def test_compare_in_python_with_a_twin_has_the_rows_of_one_process(
 def test_a_cluster_without_room_for_a_worker_is_told_what_each_needs(
     machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_workers, "PATIENCE", 0.0)
+    monkeypatch.setattr(ray_spread, "PATIENCE", 0.0)
     text = "no worker has started yet: each needs 2 CPUs and 0 GPUs, the cluster has 2 CPUs"
     with pytest.raises(ray_cluster.WorkerWarning, match=text):  # an error here, else it waits
         survive(tmp_path, Workers(count=1, cpus=2))
@@ -278,16 +278,16 @@ def test_a_worker_that_cannot_import_a_method_says_what_to_do(tmp_path: Path) ->
     job = replace(job, sources=sources_of({"own": module.Own()}, controls=False))
     given = shipped(job)
     del sys.modules["vanishing"]
-    found = ray_actor.UnitActor().load(given)
-    assert isinstance(found, ray_actor.Problem)
+    found = ray_worker.UnitWorker().load(given)
+    assert isinstance(found, ray_worker.Problem)
     assert found.is_final
     assert "(No module named 'vanishing'): install it there, or set PYTHONPATH" in found.reason
 
 
-def shipped(job: Job, **changed: Any) -> ray_actor.Shipment:
+def shipped(job: Job, **changed: Any) -> ray_worker.Shipment:
     """What is sent to an actor."""
     score = functools.partial(score_unit, job)
-    return replace(ray_actor.ship(score, job, device="cpu", threads=1, sample=None), **changed)
+    return replace(ray_worker.ship(score, job, device="cpu", threads=1, sample=None), **changed)
 
 
 def test_a_worker_that_cannot_see_the_images_or_has_another_version_says_so(
@@ -295,15 +295,15 @@ def test_a_worker_that_cannot_see_the_images_or_has_another_version_says_so(
 ) -> None:
     images = list_images(write_photos(tmp_path))
     given = shipped(small_job(tmp_path), sample=images[0])
-    assert isinstance(ray_actor.UnitActor().load(given), ray_actor.Place)
+    assert isinstance(ray_worker.UnitWorker().load(given), str)
     Path(images[0].file).unlink()
-    found = ray_actor.UnitActor().load(given)
-    assert isinstance(found, ray_actor.Problem)
+    found = ray_worker.UnitWorker().load(given)
+    assert isinstance(found, ray_worker.Problem)
     assert found.is_final
     assert "cannot see the image ant/00.png: give --data a folder" in found.reason
     other = replace(given, versions={"sufficit": "0.0", "torch": "0.0"})
-    found = ray_actor.UnitActor().load(other)
-    assert isinstance(found, ray_actor.Problem)
+    found = ray_worker.UnitWorker().load(other)
+    assert isinstance(found, ray_worker.Problem)
     assert "the driver 0.0: install the same version" in found.reason
 
 
