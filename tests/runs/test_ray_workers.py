@@ -121,6 +121,24 @@ def test_workers_that_die_or_fail_are_replaced(
     assert sum(batches.values()) == len(batches) + len(faults)
 
 
+def test_a_worker_killed_in_the_middle_of_a_unit_loses_no_row(
+    machines: Any, wanted: dict[str, bytes], tmp_path: Path
+) -> None:
+    def kill_one() -> None:
+        wait_for(lambda: processes(tmp_path))
+        os.kill(processes(tmp_path)[0], signal.SIGKILL)  # its first unit takes two seconds
+
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill_one)
+        with pytest.warns(ray_cluster.WorkerWarning, match="try 1: ") as said:
+            assert survive(tmp_path, pause=2) == wanted
+        killing.result()
+    assert f"(process {processes(tmp_path)[0]} on " in str(said[0].message)
+    batches = calls(tmp_path)
+    assert sum(batches.values()) == len(batches) + 1
+    assert max(batches.values()) == 2
+
+
 @pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
 def test_units_that_take_too_long_are_named_and_the_same_command_computes_them(
     machines: Any, wanted: dict[str, bytes], tmp_path: Path
@@ -135,6 +153,20 @@ def test_units_that_take_too_long_are_named_and_the_same_command_computes_them(
     before = calls(tmp_path)
     assert survive(tmp_path, limited) == wanted
     assert (calls(tmp_path) - before).total() == len(faults)
+
+
+@pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
+def test_a_run_ends_on_the_other_machines_if_a_lost_one_never_comes_back(
+    machines: Any, wanted: dict[str, bytes], tmp_path: Path
+) -> None:
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(survive, tmp_path, pause=0.4)
+            wait_for(lambda: running.done() or len({*processes(tmp_path)}) > 1)
+            machines.remove_node(machines.second, allow_graceful=False)
+            assert running.result(timeout=120) == wanted
+    finally:
+        machines.second = machines.add_node(num_cpus=1, object_store_memory=10**8)
 
 
 @pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
@@ -164,6 +196,7 @@ def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
     assert (state.done, state.units) == (7, 8)
     assert (state.done_images, state.images) == (14, 16)
     assert state.failed[0]["unit"] == 2
+    assert calls(tmp_path)[4, 5] == 3
     told = sufficit("status", tmp_path / "out")
     assert "7 of 8 units 14 of 16 images" in told.words
     assert "Failed: unit 2 (image-0004, image-0005): RuntimeError: this image always" in told.words
@@ -172,7 +205,7 @@ def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
     assert json.loads(told[told.index("{") :])["units"] == 8
     (tmp_path / "fault-always-0").unlink()
     before = calls(tmp_path)
-    survive(tmp_path)
+    assert survive(tmp_path) == wanted
     assert (calls(tmp_path) - before).total() == 1
     lines = sufficit("status", tmp_path / "out").out.splitlines()
     assert lines[-1].strip() == "Finished: 16 images."
@@ -405,15 +438,17 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
         assert driver.poll() is None
         workers = {*processes(tmp_path)}
         listening = addresses(driver.pid)
-    finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+        assert len(listening) > 2
+        assert {*listening} == {"127.0.0.1"}
+        done, before = len(store.done()), calls(tmp_path)
+        subprocess.run(words, env=environment, check=True)
+    finally:
+        driver.kill()
+        driver.wait()
         shutil.rmtree(temp, ignore_errors=True)
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
-    assert len(listening) > 2
-    assert {*listening} == {"127.0.0.1"}
-    done, before = len(store.done()), calls(tmp_path)
-    run(small_job(tmp_path, save_heatmaps=True), tmp_path / "out", progress=False)
     assert rows(tmp_path / "out") == wanted
     again = calls(tmp_path) - before
     assert again.total() == 16 // UNIT - done

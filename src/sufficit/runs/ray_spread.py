@@ -12,10 +12,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sufficit.data.images import ImageTensor, SourceImage
+from sufficit.data.images import SourceImage
 from sufficit.data.loader import Unit, check_sizes
 from sufficit.errors import UserError, warn_user
 from sufficit.runs.config import Workers
@@ -32,6 +32,16 @@ PATIENCE = 60.0  # seconds without any worker before a warning
 MOST_NAMED = 5  # failed units in the error at the end
 
 
+@dataclass
+class Worker:
+    """An actor, and what it was called for."""
+
+    actor: Any
+    place: str = "not placed yet; Ray's logs may say more"
+    unit: Unit | None = None  # None while it loads the job
+    since: float = 0.0
+
+
 class RayWorkers:
     """Ray's workers of a run, as a context; `job` is the job on their device."""
 
@@ -39,14 +49,19 @@ class RayWorkers:
         self.workers = workers
         self.cluster = RayCluster(workers, job.classifier.device)
         self.job = replace(job, placed=self.cluster.device)
-        self.kept: list[Any] = []  # actors of one spread that the next one can have
+        self.busy: dict[Any, Worker] = {}  # by the reference of their result
+        self.idle: list[Worker] = []
+        self.count = 1  # of workers at most, once the cluster is known
+        self.failed_starts: list[str] = []  # since one succeeded, with the reasons
+        self.shipment: Any = None  # a reference to what they load
+        self.warning = 0.0  # when to say that none has started
 
     def __enter__(self) -> "RayWorkers":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for actor in self.kept:
-            self.end(actor)
+        for worker in [*self.busy.values(), *self.idle]:
+            self.end(worker)
         self.cluster.close(keep_logs=kind is not None)  # which may say why
 
     def spread(
@@ -55,49 +70,135 @@ class RayWorkers:
         """Compute units by workers, and give their rows as they are done, in any order."""
         if not units:
             return
-        self.cluster.connect()
+        ray = self.cluster.connect()
         # One thread per reserved CPU: more would wait for each other.
         threads = max(1, int(self.workers.cpus))
         shipment = ship(
             score, job, device=self.cluster.device, threads=threads, sample=_sample(units)
         )
-        tries = Tries(units, store)
-        sizes: dict[tuple[int, ...], str] = {}  # an image of each size
-        for rows in Calls(self, self.cluster.ray.put(shipment), tries).rows():
-            if job.reader.one_size and len(rows):
-                sizes.setdefault(rows.shape, rows.names[0])
-                check_sizes(sizes)
-            yield rows
+        self.shipment = ray.put(shipment)
+        self.count = self.cluster.wanted()
+        self.warning = time.monotonic() + PATIENCE
+        tries = Tries(units, job, store)
+        try:
+            while self.idle:  # since the spread before, whose job they hold
+                self.load(self.idle.pop())
+            self.hand_out(tries)
+            while tries.left:
+                found = self.finished(tries)
+                self.hand_out(tries)  # first: workers compute while the driver writes
+                yield from found
+        finally:
+            for worker in self.busy.values():
+                self.end(worker)
+            self.busy.clear()
         tries.raise_if_failed()
 
-    def actor(self) -> Any:
-        """An actor of the spread before, or a new one."""
-        if self.kept:
-            return self.kept.pop()
-        kind = self.cluster.ray.remote(UnitWorker)
-        return kind.options(num_cpus=self.workers.cpus, num_gpus=self.cluster.gpus).remote()
+    def hand_out(self, tries: "Tries") -> None:
+        """Give idle workers a unit, and start workers while there are too few."""
+        while self.idle and (unit := tries.next()) is not None:
+            worker = self.idle.pop()
+            worker.unit = unit
+            worker.since = time.monotonic()
+            self.busy[worker.actor.compute.remote(unit)] = worker
+        wanted = min(self.count, tries.left)
+        while len(self.busy) + len(self.idle) < wanted and len(self.failed_starts) < TRIES:
+            kind = self.cluster.ray.remote(UnitWorker)
+            kind = kind.options(num_cpus=self.workers.cpus, num_gpus=self.cluster.gpus)
+            self.load(Worker(kind.remote()))
+        if tries.left and not self.busy:
+            raise UserError(f"no worker can start; the last error: {self.failed_starts[-1]}")
 
-    def end(self, actor: Any) -> None:
-        """End the process of an actor."""
+    def load(self, worker: Worker) -> None:
+        """Have a worker load the job of this spread."""
+        worker.unit = None
+        self.busy[worker.actor.load.remote(self.shipment)] = worker
+
+    def finished(self, tries: "Tries") -> list[Rows]:
+        """Wait for a moment; the rows of units that are done."""
+        ready, running = self.cluster.ray.wait([*self.busy], timeout=WAKE)
+        received = [self.receive(reference, tries) for reference in ready]
+        self.check_limit(running, tries)
+        if time.monotonic() > self.warning:
+            self.warning = time.monotonic() + PATIENCE
+            room = self.cluster.room()
+            _warn(f"no worker has started yet: {room}, which others may hold. Waiting.")
+        return [rows for rows in received if rows is not None]
+
+    def receive(self, reference: Any, tries: "Tries") -> Rows | None:
+        """The rows that a worker computed; None if it has loaded the job, or failed."""
+        worker = self.busy.pop(reference)
+        try:
+            found: Rows | str | Problem = self.cluster.ray.get(reference)
+        except self.cluster.ray.exceptions.RayError as error:  # its process died, or its machine
+            found = Problem(short(error))
+        if isinstance(found, Problem):
+            self.drop(worker, found, tries)
+            return None
+        self.idle.append(worker)
+        if isinstance(found, Rows):
+            tries.done(found)
+            return found
+        worker.place = found
+        self.failed_starts.clear()
+        self.warning = float("inf")
+        return None
+
+    def check_limit(self, running: Collection[Any], tries: "Tries") -> None:
+        """Drop workers that compute a unit for too long."""
+        limit = self.workers.unit_timeout
+        if limit is None:
+            return
+        for reference in running:
+            worker = self.busy[reference]
+            if worker.unit is not None and time.monotonic() - worker.since > limit:
+                del self.busy[reference]
+                # Another try would take as long.
+                self.drop(worker, Problem(f"no result after {limit:g} s"), tries, is_last=True)
+
+    def drop(
+        self, worker: Worker, problem: Problem, tries: "Tries", *, is_last: bool = False
+    ) -> None:
+        """End a worker that failed; its unit is computed again, unless this was the last try."""
+        if problem.is_final:
+            raise UserError(problem.reason)
+        self.end(worker)
+        reason = f"{problem.reason} ({worker.place})"
+        if worker.unit is not None:
+            tries.failed(worker.unit, reason, is_last=is_last)
+        else:
+            self.failed_starts.append(reason)
+            _warn(f"a worker cannot start: {reason}")
+
+    def end(self, worker: Worker) -> None:
+        """End the process of a worker."""
         with suppress(Exception):  # it may be dead already
-            self.cluster.ray.kill(actor)
+            self.cluster.ray.kill(worker.actor)
 
 
 class Tries:
     """Units, each to be computed until it has rows or has failed too often."""
 
-    def __init__(self, units: Collection[Unit], store: Store) -> None:
+    def __init__(self, units: Collection[Unit], job: Job, store: Store) -> None:
         self.total = self.left = len(units)
-        self.store = store
+        self.job, self.store = job, store
         self._new = iter(units)  # read from the list of images when their turn comes
         self._again = deque[Unit]()
         self._tries = Counter[int]()
         self._failed: dict[str, str] = {}  # unit, in words: reason
+        self._sizes: dict[tuple[int, ...], str] = {}  # an image of each size
 
     def next(self) -> Unit | None:
         """A unit that no worker has; one that failed comes after all others."""
         unit = next(self._new, None)
         return self._again.popleft() if unit is None and self._again else unit
+
+    def done(self, rows: Rows) -> None:
+        """Count a unit; raise if images must have one size and those of two workers differ."""
+        self.left -= 1
+        if self.job.reader.one_size and len(rows):
+            self._sizes.setdefault(rows.shape, rows.names[0])
+            check_sizes(self._sizes)
 
     def failed(self, unit: Unit, reason: str, *, is_last: bool) -> None:
         """Have a unit computed again, unless this was the last try."""
@@ -126,111 +227,8 @@ class Tries:
         )
 
 
-@dataclass
-class Worker:
-    """An actor, and what it was called for."""
-
-    actor: Any
-    place: str = "not placed yet; Ray's logs may say more"
-    unit: Unit | None = None  # None while it loads the job
-    since: float = field(default_factory=time.monotonic)
-
-
-class Calls:
-    """Calls workers until no unit is left."""
-
-    def __init__(self, workers: RayWorkers, shipment: Any, tries: Tries) -> None:
-        self.workers, self.shipment, self.tries = workers, shipment, tries
-        self.ray = workers.cluster.ray
-        self.count = workers.cluster.wanted()
-        self.limit = workers.workers.unit_timeout
-        self.busy: dict[Any, Worker] = {}  # by the reference of their result
-        self.idle: list[Worker] = []
-        self.failed_starts: list[str] = []  # since one succeeded, with the reasons
-        self.warning = time.monotonic() + PATIENCE  # when to say that none has started
-
-    def rows(self) -> Iterator[Rows]:
-        """The rows of units as they are done."""
-        try:
-            self.hand_out()
-            while self.tries.left:
-                found = self.finished()
-                self.hand_out()  # first: workers compute while the driver writes
-                yield from found
-        finally:
-            for worker in self.busy.values():
-                self.workers.end(worker.actor)
-            self.workers.kept += [worker.actor for worker in self.idle]
-
-    def hand_out(self) -> None:
-        """Give idle workers a unit, and start workers while there are too few."""
-        while self.idle and (unit := self.tries.next()) is not None:
-            worker = self.idle.pop()
-            worker.unit = unit
-            worker.since = time.monotonic()
-            self.busy[worker.actor.compute.remote(unit)] = worker
-        wanted = min(self.count, self.tries.left)
-        while len(self.busy) + len(self.idle) < wanted and len(self.failed_starts) < TRIES:
-            worker = Worker(self.workers.actor())
-            self.busy[worker.actor.load.remote(self.shipment)] = worker
-        if wanted and not self.busy:
-            raise UserError(f"no worker can start; the last error: {self.failed_starts[-1]}")
-
-    def finished(self) -> list[Rows]:
-        """Wait a moment; the rows of units that are done."""
-        ready, running = self.ray.wait([*self.busy], timeout=WAKE)
-        rows = []
-        for reference in ready:
-            worker = self.busy.pop(reference)
-            found = self.result(reference)
-            if isinstance(found, Problem):
-                self.drop(worker, found)
-                continue
-            self.idle.append(worker)
-            if isinstance(found, Rows):
-                self.tries.left -= 1
-                rows.append(found)
-            else:
-                worker.place = found
-                self.failed_starts.clear()
-                self.warning = float("inf")
-        for reference in running:
-            worker = self.busy[reference]
-            if self.limit and worker.unit and time.monotonic() - worker.since > self.limit:
-                del self.busy[reference]
-                self.drop(worker, Problem(f"no result after {self.limit:g} s"), is_last=True)
-        if time.monotonic() > self.warning:
-            self.warning += PATIENCE
-            room = self.workers.cluster.room()
-            _warn(f"no worker has started yet: {room}, which others may hold. Waiting.")
-        return rows
-
-    def result(self, reference: Any) -> Rows | str | Problem:
-        """What a worker gave back: rows, its place if it has loaded the job, or a problem."""
-        try:
-            found: Rows | str | Problem = self.ray.get(reference)
-        except self.ray.exceptions.RayError as error:
-            return Problem(short(error))
-        return found
-
-    def drop(self, worker: Worker, problem: Problem, *, is_last: bool = False) -> None:
-        """End a worker that failed; its unit is computed again, unless this was the last try."""
-        if problem.is_final:
-            raise UserError(problem.reason)
-        self.workers.end(worker.actor)
-        reason = f"{problem.reason} ({worker.place})"
-        if worker.unit is not None:
-            self.tries.failed(worker.unit, reason, is_last=is_last)
-        else:
-            self.failed_starts.append(reason)
-            _warn(f"a worker cannot start: {reason}")
-
-
 def _sample(units: Collection[Unit]) -> SourceImage | None:
-    """An image that can be read here; None if the images are in memory."""
-    first = next(iter(units))
-    if isinstance(first.entries[0].image, ImageTensor):
-        return None
+    """An image that can be read here."""
     images = (entry.image for unit in units for entry in unit.entries)
     return next((image for image in images if image.is_there()), None)
 
