@@ -36,9 +36,10 @@ from sufficit import Classifier, UserError, Workers, compare
 from sufficit.classifier.source_code import run_user_code
 from sufficit.data.images import list_images
 from sufficit.runs import ray_cluster, ray_spread, ray_worker
-from sufficit.runs.engine import run, score_unit
+from sufficit.runs.engine import run, score_unit, scoring
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
+from sufficit.runs.workers import spreading
 from sufficit.sources import sources_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -119,6 +120,18 @@ def test_workers_that_die_or_fail_are_replaced(
     assert not list(tmp_path.glob("fault-*"))
     batches = calls(tmp_path)
     assert sum(batches.values()) == len(batches) + len(faults)
+
+
+def test_a_result_that_waits_for_the_driver_is_not_late(machines: Any, tmp_path: Path) -> None:
+    found = []
+    limited = Workers(count=2, unit_timeout=4)
+    job = small_job(tmp_path, images=8)
+    with Store.locked(None) as owned, spreading(limited, job) as (placed, spread):
+        store = owned.start(placed.key(), placed.entries)
+        for computed in spread(placed, store, scoring(placed), [*placed.units]):
+            found.append(computed.unit)
+            time.sleep(5)  # meanwhile the other worker is done
+    assert sorted(found) == [0, 1, 2, 3]
 
 
 def test_a_worker_killed_in_the_middle_of_a_unit_loses_no_row(

@@ -151,7 +151,9 @@ class RayWorkers:
             return
         for reference in running:
             worker = self.busy[reference]
-            if worker.unit is not None and time.monotonic() - worker.since > limit:
+            late = worker.unit is not None and time.monotonic() - worker.since > limit
+            # Its result may be there too: Ray names one at a time.
+            if late and not self.cluster.ray.wait([reference], timeout=0)[0]:
                 del self.busy[reference]
                 # Another try would take as long.
                 self.drop(worker, Problem(f"no result after {limit:g} s"), tries, is_last=True)
