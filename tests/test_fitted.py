@@ -141,7 +141,15 @@ def test_a_fit_without_a_fill_is_refused() -> None:
 
 def test_a_word_cuts_any_source_and_draws_its_map_once() -> None:
     found = {one.name: one for one in sources_of(["gradcam", "gradcam+fit", "random+fit"])}
-    assert [*found] == ["gradcam", "gradcam+fit", "random+fit", "random", "center", "center+fit"]
+    assert [*found] == [
+        "gradcam",
+        "gradcam+fit",
+        "random+fit",
+        "everything",
+        "random",
+        "center",
+        "center+fit",
+    ]
     assert found["gradcam+fit"].source is found["gradcam"]
     roles = {name: one.role for name, one in found.items()}
     assert roles["gradcam+fit"] == "method"

@@ -97,6 +97,12 @@ def center(images: Tensor, seed: int = 0) -> Tensor:
     return normalize((down[:, None] * right)[None]).expand(n, h, w).clone()
 
 
+def everything(images: Tensor, seed: int = 0) -> Tensor:
+    """Ones: the whole image is marked: [N,C,H,W] -> [N,H,W]."""
+    n, _, h, w = images.shape
+    return torch.ones(n, h, w, dtype=torch.float32, device=images.device)
+
+
 _GRADIENT = 3  # a forward and a backward pass
 _GAMMA = Option(0.25, "more weight for contributions of the output's sign", least=0.0)
 _FILL = Option("black", "what hidden pixels show", choices=("black", "mean", "blur", "noise"))
@@ -259,6 +265,11 @@ EXPLAINERS: dict[str, Explainer] = {
             "fills": Option("+".join(FILLS), "fills to search with, + between them"),
             "score": Option("confidence", "what a box scores", choices=("accuracy", "confidence")),
         },
+    ),
+    "everything": Explainer(
+        "control: the whole image, the zero line", "images", everything,
+        "a map with a lower MSI is worse than marking the whole image",
+        class_agnostic=True, cost=0, sign="none",
     ),
     "random": Explainer(
         "control: uniform noise", "images", random,

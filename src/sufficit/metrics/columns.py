@@ -35,6 +35,9 @@ from sufficit.perturbation.predictions import Predictions
 
 ALPHA = "\u03b1"
 GROUPS = ("paper", "all")  # words for several columns
+ZERO_LINE = "everything"
+ZERO_LABEL = f"{ZERO_LINE} (zero line)"
+"""The control that marks the whole image: a map with a lower MSI is worse than that."""
 ALPHA_GRID: tuple[float, ...] = tuple(i / 20 for i in range(1, 20))
 TAKEN = (
     *("image", "target", "clean_accuracy", "calls"),  # columns of tables

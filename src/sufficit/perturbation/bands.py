@@ -28,6 +28,7 @@ class Band:
 _STEP_ELEMENTS = 2**25  # of heatmaps copied to the device at a time
 _MASK_ELEMENTS = 2**32  # of masks, one byte each, kept on the device
 EVERYTHING = Band("rank", 0.0, 1.0)
+NOTHING = Band("rank", 0.0, 0.0)
 
 
 def show(alpha: float) -> Band:

@@ -106,6 +106,16 @@ class Predictions:
         """Return the share of each image's pixels inside a weighed band: [N]."""
         return self.shares[:, self.weighed.index(band)]
 
+    def column(self, band: Band) -> "Predictions":
+        """Return the predictions for one band that every image was asked: [N,1]."""
+        place = self._place[band]
+        return replace(
+            self,
+            bands=(band,),
+            named=self.named[:, place : place + 1],
+            confidences=self.confidences[:, place : place + 1],
+        )
+
     def rows(self, some: slice | Sequence[int]) -> "Predictions":
         """Return the predictions for some of the images."""
         return replace(self, **{name: getattr(self, name)[some] for name in self.parts})

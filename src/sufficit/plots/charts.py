@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sufficit.errors import UserError, unknown
-from sufficit.metrics.columns import ALPHA, heading_of
+from sufficit.metrics.columns import ALPHA, ZERO_LABEL, ZERO_LINE, heading_of
 from sufficit.metrics.scores import MethodScores, Scores
 from sufficit.plots import style
 from sufficit.plots.style import HIDE, INK, LINES, QUIET, SHOW, USUAL, Look, axes_for, dress
@@ -91,7 +91,9 @@ def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None
     for method, found in scores.items():
         if name not in found.curves:
             raise unknown("curve in this run", name, found.curves)
-        lines[method] = (found.curves[name].grid, found.curves[name].values)
+        curve = found.curves[name]
+        if (~curve.values.isnan()).sum() > 1:  # by rank a map without an order has no curve
+            lines[method] = (curve.grid, curve.values)
     kind = next(iter(scores.values())).schedule.score
     return Panel(heading_of(name).long if title is None else title, _across(name), kind, lines)
 
@@ -202,6 +204,8 @@ def sizes_figure(
     axis.set_ylim(auto=True)
     axis.autoscale()
     _equal_msi(axis, look)
+    for name in {*points} & {ZERO_LINE, ZERO_LABEL}:
+        _zero_line(axis, points[name], look)
     if look.legend:
         _legend(figure, axis, look)
     else:
@@ -227,6 +231,21 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
         )  # fmt: skip
     axis.set_xlim(left, right)
     axis.set_ylim(low, high)
+
+
+def _zero_line(axis: "Axes", everything: tuple[float, float], look: Look) -> None:
+    """The line along which MSI is that of marking the whole image: below it a map is worse."""
+    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    size, base = everything
+    axis.axline(everything, slope=1, color=INK, linestyle=(0, (3, 2)), linewidth=0.9, zorder=1)
+    axis.set_xlim(left, right)
+    axis.set_ylim(low, high)
+    start = max(left, low - (base - size))
+    middle = (start + min(right, size)) / 2
+    axis.annotate(
+        "zero line", (middle, middle + base - size), (-3, 4), textcoords="offset points",
+        ha="right", fontsize=look.font - 3, color=INK,
+    )  # fmt: skip
 
 
 def _name_points(
@@ -269,6 +288,8 @@ def _styles(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str,
     dashes = ((0, (4, 2)), (0, (1, 1.5)))
     for number, method in enumerate(quiet):
         styles[method] = {"color": QUIET, "linestyle": dashes[number % 2]}
+    for method in {*quiet} & {ZERO_LINE, ZERO_LABEL}:
+        styles[method] = {"color": INK, "linestyle": (0, (3, 2))}
     return styles
 
 

@@ -24,11 +24,13 @@ MOST_BYTES = 2**20  # of a RUN.toml
 UNIT, FEWEST_UNITS, LONG = 32, 8, 2 * 10**9
 """Images per unit; units of a run with fewer images, if forward passes times weights are so many:
 half a minute on a CPU. Shorter runs are faster in one unit."""
-FEW = 200  # images up to which every mask is asked by default
-RANKED = 24  # masks per image from which msi_rank is scored by default
+BUDGET = 10_000  # forward passes on masked images that a run of few images may take by default
 SAMPLED, SEARCHED = 26, 100
 """Masks per image beyond: a tenth of the work, MSI's interval 1 to 5 % wider."""
+MANY = 10_000  # images whose mean needs no more than the fewest masks
+RANKED = 18  # masks per image from which msi_rank is scored by default: the fewest it can have
 DONORS, FEW_DONORS = 16, 4  # per image, for leakage; few where masks are sampled on many images
+FEW = 200  # images up to which a mask has the many donors
 CHECKS = {
     "controls": "score maps that ignore the image, which any method must beat",
     "fill": "MSI on few masks under a fill that is not among --fills",
@@ -132,8 +134,9 @@ class RunConfig:
     )
     calls: int | Literal["auto", "exact"] = _scoring(
         "auto",
-        "Masks per image: a number (drawn by seed; means stay unbiased), or exact. auto:"
-        f" exact up to {FEW} images, else {SAMPLED}.",
+        "Masks per image and source: a number (drawn by seed; means stay unbiased), or exact."
+        f" auto: what {BUDGET:,} forward passes allow, at least {SAMPLED}; the fewest from"
+        f" {MANY:,} images on.",
     )
     within: float | None = _scoring(
         None,
@@ -231,14 +234,31 @@ class RunConfig:
         """What `open_images` takes of this."""
         return {"image_column": self.image_column, "label_column": self.label_column}
 
-    def for_images(self, n: int) -> "RunConfig":
-        """The config for n images: calls and donors that were left to it."""
+    def for_images(self, n: int, sources: int, *, masks: int, least: int) -> "RunConfig":
+        """The config for n images: calls and donors that were left to it.
+
+        `masks` is the number of all masks of an image and source, `least` the smallest number that
+        leaves every column unbiased.
+        """
         calls = self.calls
         if calls == "auto":
-            calls = "exact" if n <= FEW else SAMPLED
+            calls = calls_for(n, sources, masks=masks, least=least)
         sampled = isinstance(calls, int) and n > FEW
         donors = self.donors or (FEW_DONORS if sampled else DONORS)
         return replace(self, calls=calls, donors=donors)
+
+
+def calls_for(images: int, sources: int, *, masks: int, least: int) -> int | Literal["exact"]:
+    """Return the masks per image and source of a run, where they are not given.
+
+    They depend on numbers alone, not on the machine, so that a run can be resumed elsewhere.
+
+    >>> [calls_for(n, 7, masks=354, least=18) for n in (4, 8, 500, 50_000)]
+    ['exact', 178, 26, 18]
+    """
+    wanted = SAMPLED if images < MANY else least
+    wanted = max(wanted, least, BUDGET // (images * max(sources, 1)))
+    return "exact" if wanted >= masks else wanted
 
 
 @dataclass(frozen=True)

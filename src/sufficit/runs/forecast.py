@@ -2,7 +2,7 @@
 
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from sufficit.data.image_files import BadImageError
 from sufficit.errors import UserError
 from sufficit.perturbation.predict import usual_batch
-from sufficit.runs.config import FEW, SAMPLED, Workers
+from sufficit.runs.config import SAMPLED, Workers
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
 
@@ -26,6 +26,19 @@ class Forecast:
     calls: int
     seconds: float
     words: str
+    exact: int  # passes with every mask
+
+    def masks(self, job: Job) -> str:
+        """How many masks the run asks for, and what all of them would take."""
+        probe = job.first_probe
+        if probe is None or probe.drawing is None:
+            return ""
+        seconds = self.seconds * self.exact / max(self.calls, 1)
+        return (
+            f"{job.config.calls} of {len(probe.bands) + 1} masks per image and method, drawn by"
+            f" seed: {self.calls:,} forward passes. --calls exact takes {self.exact:,}, about"
+            f" {duration(seconds)}."
+        )
 
 
 def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) -> Forecast | None:
@@ -47,11 +60,12 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
         return None
     known = [source.facts().passes for source in job.sources]
     drawn = sum(one for one in known if isinstance(one, int))  # a formula, as K + 1, is not counted
-    calls = int((images * drawn + job.calls) * left / images)
+    whole = replace(job, config=replace(job.config, calls="exact"))
+    calls, exact = (int((images * drawn + one.calls) * left / images) for one in (job, whole))
     seconds = calls / speed / (1 if workers is None else workers.count or 1)
     words = f"This takes about {duration(seconds)}: {calls:,} images through the model, which does"
     words += f" {speed:,.{0 if speed >= 10 else 1}f} per second on {job.device}."
-    return Forecast(calls, seconds, f"{words} {_shorter(job)}")
+    return Forecast(calls, seconds, f"{words} {_shorter(job)}", exact)
 
 
 def images_per_second(job: Job) -> float | None:
@@ -89,7 +103,9 @@ def _shorter(job: Job) -> str:
     config, n = job.config, len(job.entries)
     ways = ["--quick (a first look)"] if not config.quick else []
     ways += ["--images 50"] if n > 100 else []
-    ways += [f"--calls {SAMPLED}"] if config.calls == "exact" and n <= FEW else []
+    probe = job.first_probe
+    many = probe is not None and probe.drawing is None and len(probe.bands) >= SAMPLED
+    ways += [f"--calls {SAMPLED}"] if many else []
     ways += ["fewer --methods"] if len(job.ranked) > 1 else []
     ways += ["--checks none"] if config.wanted_checks - {"controls"} else []
     gpu = job.classifier.device.type == "cpu" and torch.cuda.is_available()

@@ -30,9 +30,10 @@ from sufficit.data.truth import Truth, TruthMasks, truth_from
 from sufficit.errors import UserError, warn_user
 from sufficit.evaluation import schedules_for
 from sufficit.files import place
-from sufficit.metrics.columns import check_metrics, metrics_named
+from sufficit.metrics.columns import ZERO_LINE, check_metrics, metrics_named
 from sufficit.metrics.metric import AnyMetric, MapMetric, Schedule
 from sufficit.perturbation.fills import check_fill_name
+from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.perturbation.predict import check_batch_size
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.probes.band import BandProbe
@@ -40,7 +41,7 @@ from sufficit.probes.guarded import GuardedProbe
 from sufficit.probes.probe import Donors, Probe
 from sufficit.probes.standard import MSI, Derived, Scoring, check_column_names, check_twin
 from sufficit.provenance import plain
-from sufficit.runs.config import FEW, FEWEST_UNITS, LONG, MODEL, SEARCHED, UNIT, RunConfig
+from sufficit.runs.config import FEWEST_UNITS, LONG, MODEL, SAMPLED, SEARCHED, UNIT, RunConfig
 from sufficit.runs.probes_of import derived_of, probes_of
 from sufficit.runs.reader import Reader
 from sufficit.runs.store import UNIT_SIZE, UNITS
@@ -185,12 +186,21 @@ class Job:
     @property
     def calls(self) -> int:
         """Forward passes on masked images of the whole run, at most."""
-        width = len(self.sources)
-        return sum(
-            (len(self.entries) if probe.images is None else len(probe.images))
-            * (probe.calls * width + probe.calls_once)
-            for probe in self.probes
-        )
+        total = 0
+        for probe in self.probes:
+            images = len(self.entries) if probe.images is None else len(probe.images)
+            each = probe.calls * len(self.sources)
+            if isinstance(probe, BandProbe):
+                # The bands of the others are the whole image, which is known, and an empty one.
+                others = len(self.sources) - len(self.asked_sources)
+                each = probe.calls * len(self.asked_sources) + others
+            total += images * (each + probe.calls_once)
+        return total
+
+    @property
+    def asked_sources(self) -> list[Source]:
+        """The sources whose masks the model is asked about: not the one that marks everything."""
+        return [source for source in self.sources if source.name != ZERO_LINE]
 
     @cached_property
     def compiles(self) -> bool:
@@ -243,9 +253,9 @@ class Job:
         """The job of a first run that puts one probe to some of the images."""
         return replace(self, some=tuple(images), only=(probe,), truth=None, held=None)
 
-    def search_calls(self, images: int) -> int | None:
+    def search_calls(self) -> int | None:
         """Masks per image while alpha_min is searched for; None for all."""
-        if self.config.most_calls is None or images <= FEW:
+        if self.config.most_calls is None:
             return None
         return max(self.config.most_calls, SEARCHED)
 
@@ -346,7 +356,6 @@ def make_job(
             )
         some = drawn(images, config.images, config.seed)
         entries = listed(some, config.unit_size or UNIT)
-    config = config.for_images(len(entries))
     truth = truth_from(config.truth) if truth is None else truth
     job = Job(
         config=config,
@@ -359,7 +368,7 @@ def make_job(
         metrics=check_metrics(metrics),
         extra=tuple(probes),
     )
-    job = _in_smaller_units(job)
+    job = _in_smaller_units(_with_calls(job))
     names = [entry.image.name for entry in job.entries]
     for source in sources:
         source.check(classifier, names)
@@ -378,6 +387,19 @@ def make_job(
     for probe in job.probes:
         _ = probe.calls  # raises for too few calls
     return job
+
+
+def _with_calls(job: Job) -> Job:
+    """The job with the number of masks and donors that its images and sources call for."""
+    sampled = replace(job, config=replace(job.config, calls=SAMPLED))
+    probe = BandProbe(MaskedModel(job.classifier), tuple(sampled.scoring.columns))
+    config = job.config.for_images(
+        len(job.entries),
+        len(job.asked_sources),
+        masks=len(probe.bands) + 1,
+        least=probe.least,
+    )
+    return replace(job, config=config)
 
 
 def _in_smaller_units(job: Job) -> Job:

@@ -15,6 +15,7 @@ from sufficit.data.image_files import in_0_1
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS
 from sufficit.metrics.column import Columns
+from sufficit.metrics.columns import ZERO_LINE
 from sufficit.perturbation.bands import EVERYTHING, Band
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predictions import ROWS, Predictions
@@ -61,7 +62,9 @@ def write_shown(
         probe = _coarse(job, probe)
         maps = heatmaps_of(kept, job.config.seed)
         ordered = {source.name: maps[source.name].to(batch.images.device) for source in job.sources}
-        answers = _by_source(probe.answers(batch, ordered), [*ordered])
+        answers = {}
+        for names, found in probe.grouped_answers(batch, ordered):
+            answers |= _by_source(found, names)
     tensors = {f"maps/{name}": one.maps for name, one in kept.maps.items()}
     tensors |= {f"shares/{n}": m.shares for n, m in kept.maps.items() if m.shares is not None}
     for source, parts in answers.items():
@@ -224,6 +227,8 @@ def draw(
     if show not in KINDS:
         raise unknown("figure", show, KINDS)
     chosen = [m for m in results.methods if m not in results.unranked]
+    if show in ("alpha", "sizes") and ZERO_LINE in results.methods and ZERO_LINE not in chosen:
+        chosen.append(ZERO_LINE)
     chosen = chosen if methods is None else list(methods)
     for method in chosen:
         if method not in results.methods:

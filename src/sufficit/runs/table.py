@@ -501,8 +501,8 @@ def _sampled(job: Job) -> str | None:
         return None
     masks = len(getattr(probe, "bands", ())) + 1
     return (
-        f"Each image was asked at most {job.scoring.calls} of {masks} masks, drawn by seed: means,"
-        " intervals and tests account for it, scores of a single image are estimates."
+        f"Each image was scored with at most {job.scoring.calls} of {masks} masks per method, drawn"
+        " by seed: the scores of a single image are estimates. --calls exact uses all masks."
     )
 
 

@@ -136,7 +136,7 @@ class Fitted(SourceBase):
         inner: SourceFacts = self.source.facts()
         own = len(self.fills) * (2 * len(SIZES) + 1)
         passes = inner.passes + own if isinstance(inner.passes, int) else f"{inner.passes} + {own}"
-        return replace(inner, passes=passes)
+        return replace(inner, passes=passes, fit_fills=self.fills)
 
     def close(self) -> None:
         """Close the source's files."""

@@ -25,12 +25,13 @@ from sufficit.explainers.guard import call_guarded
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
 from sufficit.metrics.column import Columns, Heading
+from sufficit.metrics.columns import ZERO_LINE
 from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
 
 Role = Literal["method", "control", "reference"]
 """A method is ranked; it must beat the controls; a reference is scored and not ranked."""
-CONTROLS = ("random", "center")
+CONTROLS = (ZERO_LINE, "random", "center")
 STRETCHED = "stretched"  # a note: a map of other proportions than the image
 EDGE = 0.005  # how far values of a cut map are from 1 inside, and from 0 outside
 NOT_FINITE = "the model gives NaN or infinite values for it"
@@ -112,6 +113,7 @@ class SourceFacts:
     options: Mapping[str, Any] = field(default_factory=dict)
     sign: str = "none"
     reference: str = ""
+    fit_fills: Sequence[str] = ()  # with which its maps are cut where the model agrees
 
 
 class Source(Protocol):
