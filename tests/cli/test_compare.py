@@ -442,7 +442,11 @@ def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
             "cli.compare.write_pictures",
             "draws them all, `sufficit report",
         ),
-        ("explain . --model sufficit:digits", "runs.overlays.draw_unit", "0 of 6 images are done"),
+        (
+            "explain . --model sufficit:digits",
+            "runs.overlays.explain_unit",
+            "0 of 6 images are done",
+        ),
     ],
 )
 def test_every_long_command_says_after_ctrl_c_what_is_kept(

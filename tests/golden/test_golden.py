@@ -76,7 +76,7 @@ CASES: dict[str, list[str]] = {
         *("--config", "IN/save.toml"),
     ],
     "explain": [
-        *("explain", "IN/images-4", *DIGITS, "--methods", f"gradcam,finer-cam,{LAX}"),
+        *("explain", "IN/images-4", "--no-fit", *DIGITS, "--methods", f"gradcam,finer-cam,{LAX}"),
     ],
     "demo": ["demo", "--images", "4", "--train-images", "128", "--no-open"],
 }

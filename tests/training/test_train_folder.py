@@ -131,8 +131,9 @@ def test_an_adapter_explains_and_its_heatmaps_are_scored(
     drawn = tmp_path / "drawn"
     method = f"{trained}/,gradcam"
     run = sufficit(
-        "explain", digits / "3", *MODEL, "--methods", method, "--target", 3, "--out", drawn
-    )
+        "explain", digits / "3", *MODEL, "--methods", method, "--target", 3, "--no-fit",
+        "--out", drawn,
+    )  # fmt: skip
     assert run.code == 0, run.err
     assert (drawn / "overlays").is_dir()
     classifier = Classifier.load("sufficit:digits")

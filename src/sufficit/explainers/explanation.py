@@ -1,5 +1,6 @@
 """`explain_all`: images in, heatmaps out. Methods share their forward and backward passes."""
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,13 @@ from sufficit.explainers.explainer import Explainer
 from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.guard import call_guarded, join_tensors
 from sufficit.explainers.lax import Lax
-from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named, word_of
+from sufficit.explainers.registry import (
+    CAMS,
+    EXPLAINERS,
+    RECOMMENDED,
+    explainer_named,
+    word_of,
+)
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
 from sufficit.perturbation.predict import halved, usual_batch
 from sufficit.progress import bar
@@ -42,6 +49,10 @@ class DrawnMaps:
     def at(self, size: tuple[int, int]) -> Tensor:
         """The finished heatmaps at the image's size: [N,H,W] in 0..1."""
         return resize(self.maps, size) if self.final else normalize(resize(self.stretched, size))
+
+    def order_at(self, size: tuple[int, int]) -> Tensor:
+        """The order of all pixels, negative parts included: [N,H,W] in 0..1."""
+        return normalize(resize(self.maps, size))
 
     @property
     def stretched(self) -> Tensor:
@@ -81,6 +92,19 @@ def explain_all(
     h, w = images.shape[2:]
     with torch.inference_mode(False):
         return {name: one.at((h, w)) for name, one in drawn.items()}
+
+
+def recommended(classifier: Classifier, images: Tensor) -> str:
+    """The method that is recommended for a model, which is tried on the first image."""
+    attribution = RECOMMENDED["transformer"]
+    copy = classifier.over(classifier.model)  # so that no layer that is found stays
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmptyHeatmapWarning)
+            draw_all(copy, images[:1], None, [attribution], progress=False)
+    except UserError:  # no attention that it could read
+        return RECOMMENDED["convolutional"]
+    return attribution
 
 
 def draw_all(

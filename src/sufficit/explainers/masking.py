@@ -214,7 +214,7 @@ def scorecam(
         given = (classifier, images, masks, (seen, through))
         goals = targets.cpu()[seen]
         asked = predict_views(*given, targets=goals, score=target_logits, whole=whole)
-        found.append(asked.confidences.view(n, -1))
+        found.append(asked.confidences.cpu().view(n, -1))
     weights = torch.cat(found, 1).softmax(1).to(features)
     return (features * weights[:, :, None, None]).sum(1)
 

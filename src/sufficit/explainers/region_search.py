@@ -129,7 +129,8 @@ class BoxSearch:
         for fill in self.fills:
             found = predict_views(self.classifier, self.images, masks, views, fill=fill, **options)
             by_class = self.score == "accuracy"
-            total += hits(found.named, targets) if by_class else found.confidences
+            said = found.cpu()
+            total += hits(said.named, targets) if by_class else said.confidences
         kept, rest = (total / len(self.fills)).nan_to_num(-1).chunk(2)  # NaN is never the best
         return kept - rest / 2
 

@@ -283,3 +283,5 @@ EXPLAINERS: dict[str, Explainer] = {
 
 CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 """The five CAMs of the paper's tables."""
+RECOMMENDED = {"convolutional": "gradcam", "transformer": "generic-attribution"}
+"""What a region is cut from if no method is named, by the kind of network."""

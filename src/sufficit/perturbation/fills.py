@@ -281,16 +281,16 @@ class ViewMasker:
     inputs: Tensor  # [N,C,H,W]
     hidden: Tensor  # [N,C,H,W], or [1,...] where all images have one fill
     masks: Tensor  # [M,H,W] bool, or the share of the image in 0..1
-    seen: Tensor  # [T] the image of each view
-    through: Tensor  # [T] the mask of each view
+    seen: Tensor  # [T] the image of each view, on the device of the inputs
+    through: Tensor  # [T] the mask of each view, on that of the masks
     layout: torch.memory_format
     imputes: bool = False
 
     def batch(self, start: int, stop: int) -> Tensor:
         """Views start..stop: [T,C,H,W]."""
-        rows = self.seen[start:stop].to(self.inputs.device)
+        rows = self.seen[start:stop]
         inputs, hidden = self.inputs[rows], self.hidden
-        mask = self.masks[self.through[start:stop].to(self.masks.device)].to(inputs)[:, None]
+        mask = self.masks[self.through[start:stop]].to(inputs)[:, None]
         if self.imputes:
             batch = impute(inputs, mask[:, 0], hidden)
         else:  # at weights 0 and 1 lerp returns its ends to the bit

@@ -90,7 +90,8 @@ class MaskedModel:
     ) -> ViewPredictions:
         """Answers for any of the images through any of the masks: [N,C,H,W], [M,H,W] -> [T].
 
-        `views` are the numbers of image and mask of each view, each [T]; targets are [T] too.
+        They are on the model's device, which is not waited for. `views` are the numbers of image
+        and mask of each view, each [T]; targets are [T] too.
         `score` takes the place of the confidence. `whole` are the `whole_values` of the images,
         where they are known: [N].
         """

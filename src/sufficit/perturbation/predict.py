@@ -108,7 +108,7 @@ def predict_views(
     score: Score | None = None,
     whole: Tensor | None = None,
 ) -> ViewPredictions:
-    """Return the prediction for each view, on the CPU.
+    """Return the prediction for each view, on the model's device, which is not waited for.
 
     `views` are the numbers of the image and of the mask of each view: any of the images [N,C,H,W]
     is seen through any of the masks [M,H,W], bool or the share of the image in 0..1. Targets are
@@ -123,24 +123,27 @@ def predict_views(
     ends = place.bincount().cumsum(0).tolist()
     if loop.vit:
         masks = tokens.patches_of(masks, loop.vit.patch)
-    named = torch.empty(len(order), dtype=torch.long, device="cpu")
-    confidences = torch.empty(len(order), device="cpu")
+    named = torch.empty(len(order), dtype=torch.long, device=classifier.device)
+    confidences = torch.empty(len(order), device=classifier.device)
     start = done = 0
     with torch.no_grad(), classifier.in_eval_mode():
         for count in _groups(len(used), images, classifier.device):
             rows = used[start : start + count].tolist()
             inputs, hidden = loop.normalized(rows)
             here = order[done : ends[start + count - 1]]
-            seen, through = place[here] - start, views[1][here]
+            # Once for all batches: a copy to a GPU waits for what the GPU is doing.
+            seen = (place[here] - start).to(inputs.device)
+            through = views[1][here].to(masks.device)
             sent = torch.arange(len(here), device=inputs.device)
             goals = torch.zeros_like(sent) if targets is None else targets[here].to(sent)
             given = (inputs, hidden, masks, seen, through, classifier.memory_format, loop.imputes)
             masker: AnyMasker = ViewMasker(*given)
             if loop.vit:
-                kept = masks[through.to(masks.device)].to(inputs.device)
-                masker, sent = loop.token_masker(inputs, seen.to(sent), kept)
+                kept = masks[through].to(inputs.device)
+                masker, sent = loop.token_masker(inputs, seen, kept)
+            rows_here = here.to(inputs.device)
             found = loop.masked(masker, goals, sent)
-            named[here], confidences[here] = found[0].cpu().long(), found[1].cpu()
+            named[rows_here], confidences[rows_here] = found[0].long(), found[1]
             start, done = start + count, done + len(here)
     if targets is None:
         confidences.fill_(torch.nan)
@@ -148,7 +151,7 @@ def predict_views(
         if whole is None:
             whole = torch.zeros(len(images), device="cpu")
             whole[used] = whole_values(classifier, images[used.tolist()], batch_size)
-        named, confidences = relative(confidences, whole[views[0]])
+        named, confidences = relative(confidences, whole[views[0]].to(confidences))
     return ViewPredictions(named, confidences)
 
 

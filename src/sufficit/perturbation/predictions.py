@@ -161,6 +161,10 @@ class ViewPredictions:
     named: Tensor  # [T] the predicted class, NO_CLASS where the model returned NaN
     confidences: Tensor  # [T] softmax of the view's target; NaN without targets
 
+    def cpu(self) -> "ViewPredictions":
+        """The same on the CPU, once the model's device has computed them."""
+        return ViewPredictions(self.named.cpu(), self.confidences.cpu())
+
 
 def hits(named: Tensor, targets: Tensor) -> Tensor:
     """Return 1 where the predicted class is the target, else 0; NaN where either is NO_CLASS.

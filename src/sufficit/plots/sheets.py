@@ -1,6 +1,6 @@
 """Sheets: one row per image, one column per method."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,6 +12,7 @@ from sufficit.errors import UserError
 from sufficit.metrics.columns import heading_of
 from sufficit.perturbation.fills import masked
 from sufficit.perturbation.heatmaps import check_heatmaps, resize
+from sufficit.plots.regions import region_on
 from sufficit.plots.style import INK, USUAL, Look, figure_class
 
 if TYPE_CHECKING:
@@ -89,11 +90,13 @@ def sheet_figure(
     captions: Mapping[str, Sequence[str]] | None = None,
     *,
     under: Mapping[str, Mapping[str, Tensor]] | None = None,
+    regions: Collection[str] = (),
     look: Look = USUAL,
 ) -> "Figure":
     """One row per image, one column per method, captions under the heatmaps: [N,C,H,W], [N,H,W].
 
-    `under` has further images under each heatmap: {title: {method: [N,C,H,W]}}.
+    `regions` are the methods of which an outline is drawn, at 0.5. `under` has further images under
+    each heatmap: {title: {method: [N,C,H,W]}}.
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
@@ -114,7 +117,8 @@ def sheet_figure(
         _show(first[0], image)
         first[0].set_xlabel(row_titles[i], **small)
         for j, (name, maps) in enumerate(heatmaps.items(), 1):
-            first[j].imshow(blend(image, maps[i]).numpy())
+            paint = region_on if name in regions else blend
+            first[j].imshow(paint(image, maps[i]).numpy())
             for row, (_, seen) in zip(more, further, strict=True):
                 _show(row[j], seen[name][i])
             if captions and captions.get(name):

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from torch import Tensor
 
 from sufficit.data.heatmap_files import heatmap_writer
 from sufficit.errors import UserError
@@ -19,6 +18,7 @@ from sufficit.metrics.metric import CURVES, Curve, Schedule, curves_of
 from sufficit.outside import csv_cell
 from sufficit.probes.band import CURVE, BandProbe
 from sufficit.runs.unit_rows import StoredUnit
+from sufficit.sources import Maps
 from sufficit.sums import Floats
 
 if TYPE_CHECKING:
@@ -83,12 +83,12 @@ class SourceWriter:
             answers = self._asked.kept(rows.answers[source])
             self._curves(_curves_table(curves_of(answers, self._schedule), rows.names))
 
-    def add_maps(self, names: Sequence[str], maps: Tensor) -> None:
-        """Write the heatmaps of a unit: [n,H,W]."""
+    def add_maps(self, names: Sequence[str], maps: Maps) -> None:
+        """Write the heatmaps of a unit."""
         assert self._map is not None  # they are wanted
         with _named(self._place / "heatmaps.npz"):
-            for name, one in zip(names, maps, strict=True):
-                self._map(name, one)
+            for name, (one, share) in zip(names, maps.with_shares(), strict=True):
+                self._map(name, one, share)
 
     def mean_curves(self) -> dict[str, dict[str, Any]]:
         """Every curve averaged over the images, NaN left out, as curves.json holds it."""

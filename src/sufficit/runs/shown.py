@@ -180,12 +180,18 @@ def read_shown(
 def heatmaps_of(kept: StoredMaps, seed: int) -> dict[str, Tensor]:
     """Every source's heatmaps at the images' size, controls drawn again: source -> [N,H,W]."""
     size = (kept.shape[1], kept.shape[2])
-    found = {name: one.at(size) for name, one in kept.maps.items()}
+    return {name: one.at(size) for name, one in maps_in_full(kept, seed).items()}
+
+
+def maps_in_full(kept: StoredMaps, seed: int) -> dict[str, Maps]:
+    """What a heatmap file holds of every source: maps at the images' size, shares of cut ones."""
+    size = (kept.shape[1], kept.shape[2])
+    found = {name: one.in_full(size) for name, one in kept.maps.items()}
     blank = torch.empty(len(kept.numbers), *kept.shape)
     for control in CONTROLS:
         is_noise = control == "random"
         drawn = noise(size, seed, kept.numbers) if is_noise else EXPLAINERS[control].draw(blank)
-        found[control] = drawn
+        found[control] = Maps(drawn, final=True)
     return found
 
 

@@ -21,7 +21,7 @@ from sufficit.files import is_unfinished, make_folder, names_in, read_json, remo
 from sufficit.lock import locked
 from sufficit.provenance import plain, save_json
 from sufficit.runs.unit_rows import Rows, StoredUnit
-from sufficit.sources import CONTROLS, Maps
+from sufficit.sources import CONTROLS, Asked, Maps
 
 UNITS, MAPS = "units", "drawn"  # folders: one while a run lasts, one for good
 UNIT, HELD = "unit", "held"  # kinds of files
@@ -32,7 +32,7 @@ FILES = (
     *("RUN.toml", "report.html", "sheet.png", "curves.png"),
 )
 MOST_RECORD = 2**28  # bytes of a run.json
-FORMAT = 9  # of the files below units/; a run of another format is not resumed
+FORMAT = 10  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
 MACHINE = ("device", "torch", "versions", "compiled")  # may differ when every unit is there
 
@@ -180,12 +180,17 @@ class Store:
             "numbers": rows.numbers,
             "shape": rows.shape,
             "final": {name: one.final for name, one in drawn.items()},
+            "fills": {n: one.asked.fills for n, one in drawn.items() if one.asked},
+            "unseen": {n: one.asked.unseen for n, one in drawn.items() if one.asked},
         }
         tensors = {f"maps/{name}": one.maps for name, one in drawn.items()}
         for name, one in drawn.items():
             tensors |= {f"columns/{name}/{column}": v for column, v in one.columns.items()}
             if one.shares is not None:
                 tensors[f"shares/{name}"] = one.shares
+            if one.asked is not None:
+                tensors[f"asked/{name}/named"] = one.asked.named
+                tensors[f"asked/{name}/confidences"] = one.asked.confidences
             tensors |= {f"notes/{name}/{kind}": marks for kind, marks in one.notes.items()}
         self._save(
             self.path(rows.unit, kind, MAPS if kind == UNIT else UNITS + "/maps"), tensors, facts
@@ -206,6 +211,7 @@ class Store:
                 columns=columns,
                 notes=notes,
                 shares=file.tensors.get(f"shares/{name}"),
+                asked=_asked_in(file, name),
             )
         return StoredMaps(
             tuple(file.facts["names"]), tuple(file.facts["numbers"]), maps, file.facts["shape"]
@@ -428,6 +434,18 @@ def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     end = 8 + int.from_bytes(content[:8], "little")  # of the header, which `load` does not return
     arrays = load(content)
     return arrays, json.loads(json.loads(content[8:end])["__metadata__"]["facts"])
+
+
+def _asked_in(file: UnitFile, name: str) -> Asked | None:
+    """What the model said while a source's maps were cut, if they were."""
+    if name not in file.facts["fills"]:
+        return None
+    return Asked(
+        fills=tuple(file.facts["fills"][name]),
+        named=file.tensors[f"asked/{name}/named"],
+        confidences=file.tensors[f"asked/{name}/confidences"],
+        unseen=file.facts["unseen"][name],
+    )
 
 
 def _by_source(tensors: Mapping[str, Tensor], start: str) -> dict[str, dict[str, Tensor]]:

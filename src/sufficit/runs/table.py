@@ -36,7 +36,7 @@ from sufficit.runs.record import Record, SearchRecord, TruthRecord
 from sufficit.runs.results import RunResults
 from sufficit.runs.rows import SourceWriter, csv_writer
 from sufficit.runs.search import Search
-from sufficit.runs.shown import heatmaps_of, write_shown
+from sufficit.runs.shown import maps_in_full, write_shown
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, StoredUnit
 from sufficit.similarity import RankedCondition, correlations
@@ -336,7 +336,7 @@ def _save_heatmaps(job: Job, store: Store, units: range, totals: Totals) -> None
     for unit in units:
         if len(store.read(unit)):
             kept = store.read_maps(unit)
-            for name, maps in heatmaps_of(kept, job.config.seed).items():
+            for name, maps in maps_in_full(kept, job.config.seed).items():
                 if name in totals.sources:
                     totals.sources[name].writer.add_maps(kept.names, maps)
 

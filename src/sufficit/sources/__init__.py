@@ -1,5 +1,6 @@
 """Heatmap sources: whatever gives a map per image, and `Fitted`, which cuts the map of another."""
 
+from sufficit.sources.asked import Asked
 from sufficit.sources.fitted import Fitted
 from sufficit.sources.kinds import (
     CONTROLS,
@@ -24,6 +25,7 @@ __all__ = [
     "CONTROLS",
     "NOT_FINITE",
     "STRETCHED",
+    "Asked",
     "Control",
     "Fitted",
     "Given",
