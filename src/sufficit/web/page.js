@@ -1,6 +1,6 @@
 /* The page: send an image to the server, show the heatmaps, then the scores method by method. */
 const data = JSON.parse($("data").textContent);
-const TRIES = 24, PAUSE = 350;
+const PAUSE = 350;
 let file = null, name = "", example = null, run = null, explained = null, chosen = null, pause = 0;
 let picked = false, wanted = null; /* by the user: a method, and what a link asks for */
 const scored = new Map();
@@ -17,22 +17,16 @@ const complain = (text) => {
   if (explained) { $("found").dataset.state = "failed"; $("stale").textContent = `This is still the result of ${explained.name}.`; }
   $("problem").scrollIntoView({ block: "nearest" });
 };
-const wait = (seconds, signal) => new Promise((done, fail) => { const timer = setTimeout(done, 1000 * seconds); signal.addEventListener("abort", () => { clearTimeout(timer); fail(signal.reason); }); });
 
-/* One request; retried while the server is busy. */
+/* One request. */
 const ask = async (address, fields, signal) => {
-  for (let attempt = 1; ; attempt++) {
-    const form = new FormData();
-    fields.forEach(([key, value]) => form.append(key, value));
-    form.append("file", file, "image");
-    const answer = await fetch(address, { method: "POST", body: form, signal }).catch((error) => { throw signal.aborted ? error : new Error("The server does not answer: check that it still runs."); });
-    const said = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-    if (answer.ok) return said;
-    if (answer.status !== 503 || attempt === TRIES) throw new Error(said.error);
-    const seconds = Number(answer.headers.get("Retry-After")) || 5;
-    inform(`The server is busy; retrying in ${seconds} seconds.`);
-    await wait(seconds, signal);
-  }
+  const form = new FormData();
+  fields.forEach(([key, value]) => form.append(key, value));
+  form.append("file", file, "image");
+  const answer = await fetch(address, { method: "POST", body: form, signal }).catch((error) => { throw signal.aborted ? error : new Error("The server does not answer: check that it still runs."); });
+  const said = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw new Error(said.error);
+  return said;
 };
 const settings = () => {
   const wanted = $("target").value.trim(), number = data.targets[wanted];
