@@ -50,6 +50,7 @@ EXPECTED = {
     "/api/examples/{number}": {200},
     "/api/explain": {200, 415, 422},
     "/api/score": {200, 415, 422},
+    "/api/region": {200, 415, 422},
 }
 
 

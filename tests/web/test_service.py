@@ -16,6 +16,7 @@ from report_content import decoded
 from small_models import small_vit
 from sufficit import Classifier, Lax, View, evaluate, explain
 from sufficit.errors import UserError
+from sufficit.perturbation.fills import FILLS
 from sufficit.web import Service, open_service
 
 
@@ -231,3 +232,64 @@ def test_every_method_that_is_offered_draws(
     for name in service.methods:
         answer = client.post("/api/explain", files={"file": digit}, data={"methods": name})
         assert (answer.status_code, answer.json()["maps"][0]["method"]) == (200, name)
+
+
+def test_a_region_is_that_of_a_fit(
+    client: TestClient, service: Service, digit: bytes, images: Tensor
+) -> None:
+    data = {"method": "gradcam", "target": "5"}
+    found = client.post("/api/region", files={"file": digit}, data=data).json()
+    target = torch.tensor([5])
+    (wanted,) = explain(service.classifier, images, target, method="gradcam", fit=True)
+    assert found["share"] == round(1000 * wanted.share)
+    assert found["sentence"] == wanted.sentence
+    assert found["fills"] == [one.fill for one in wanted.fills]
+    shades = decoded(found["order"]).astype(int)
+    for thousandths in (5, 100, 330, found["share"], 1000):
+        size = thousandths / 1000
+        region = explain(service.classifier, images, target, method="gradcam", size=size)[0] >= 0.5
+        assert np.array_equal(shades > 255 - thousandths // 5, region.numpy()), size
+    (fitted,) = [one for one in found["sizes"] if one[0] == found["share"]]
+    for fill, answer in zip(found["fills"], fitted[1], strict=True):
+        said = next(one.region for one in wanted.fills if one.fill == fill)
+        assert answer == pytest.approx(said.confidence, abs=5e-5)
+        assert said.is_target
+
+
+@pytest.mark.parametrize("size", [0.02, 0.215, 0.8, 1.0])
+def test_the_answer_at_a_size_is_that_of_the_masked_images(
+    client: TestClient, service: Service, digit: bytes, images: Tensor, size: float
+) -> None:
+    data = {"method": "layercam", "size": size}
+    found = client.post("/api/region", files={"file": digit}, data=data).json()
+    region = explain(service.classifier, images, method="layercam", size=size) >= 0.5
+    ((share, *parts),) = found["sizes"]
+    assert share == round(1000 * size)
+    assert found["fills"] == ["black", "blur", "noise"]
+    for mask, answers in zip((region, ~region), parts, strict=True):
+        for fill, answer in zip(found["fills"], answers, strict=True):
+            shown = torch.where(mask[:, None], images, FILLS[fill](images))
+            probabilities = service.classifier(shown).softmax(1)[0]
+            confidence = answer if isinstance(answer, float) else answer[1]
+            assert confidence == pytest.approx(probabilities[5].item(), abs=1e-4)
+            named = str(int(probabilities.argmax()))
+            assert isinstance(answer, float) if named == "5" else answer[0] == named
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"size": "0"}, "size: Input should be greater than 0, got '0'"),
+        ({"size": "1.1"}, "size: Input should be less than or equal to 1"),
+        ({"size": "nan"}, "size: Input should be a finite number"),
+        ({"fill": "black"}, "fill: Extra inputs are not permitted"),
+        ({"method": "gradcm"}, "Did you mean 'gradcam'?"),
+        ({"target": "ten"}, "Unknown class 'ten'"),
+    ],
+)
+def test_wrong_fields_of_a_region_are_refused(
+    client: TestClient, digit: bytes, fields: dict[str, str], sentence: str
+) -> None:
+    answer = client.post("/api/region", files={"file": digit}, data={"method": "gradcam"} | fields)
+    assert answer.status_code == 422
+    assert sentence in answer.json()["error"]

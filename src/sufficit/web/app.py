@@ -28,7 +28,7 @@ from sufficit.data.pictures import LargeImageError, NotAnImageError
 from sufficit.errors import UserError
 from sufficit.progress import Progress
 from sufficit.report.html import asset, environment, look_and_feel
-from sufficit.web.forms import LEAST_STEP, ExplainForm, ImageForm, Limits, ScoreForm
+from sufficit.web.forms import LEAST_STEP, ExplainForm, ImageForm, Limits, RegionForm, ScoreForm
 from sufficit.web.service import Answer, Service
 
 HOME = "sufficit.web"
@@ -89,7 +89,8 @@ def make_app(
     _add_pages(app, service, limits, list(examples) or [("The example", example_image())], title)
     forms = app.openapi()["components"]["schemas"]
     forms["ExplainForm"]["properties"]["methods"]["items"]["enum"] = list(service.methods)
-    forms["ScoreForm"]["properties"]["method"]["enum"] = list(service.methods)
+    for name in ("ScoreForm", "RegionForm"):
+        forms[name]["properties"]["method"]["enum"] = list(service.methods)
     for name in ("ExplainForm", "ScoreForm"):
         forms[name]["properties"]["fill"]["enum"] = list(service.fills)
     return app
@@ -212,6 +213,17 @@ def _add_endpoints(app: FastAPI, service: Service, limits: Limits) -> None:
         `kept_said` the predicted class if it is another. Numbers are null if the model gives NaN.
         """
         return await answer(request, form, service.score)
+
+    @app.post("/api/region")
+    async def region(request: Request, form: Annotated[RegionForm, multipart]) -> Answer:
+        """The region of a method's map that is enough for the model, as a fit finds it.
+
+        `order` is a grey PNG as a data URL, brighter where a pixel comes earlier. `sizes` hold, for
+        each size in thousandths of the image, what the model says of the region and of the rest
+        with each of `fills`: the confidence in the target; where another class comes first, that
+        class and the confidence; null where it was not asked. With `size`, this size alone.
+        """
+        return await answer(request, form, service.region)
 
 
 def _add_pages(

@@ -28,6 +28,11 @@ class ImageForm(BaseModel):
     target: str = Field(
         "", max_length=200, description="A class by number or name; empty: the model's prediction."
     )
+
+
+class CurveForm(ImageForm):
+    """A request for what depends on a threshold and a fill."""
+
     alpha_min: float = Field(
         float(RunConfig.alpha_min), ge=0, le=1, description="Pixels above it count as marked."
     )
@@ -40,7 +45,7 @@ class ImageForm(BaseModel):
     )
 
 
-class ExplainForm(ImageForm):
+class ExplainForm(CurveForm):
     """A request for heatmaps."""
 
     methods: list[str] = Field(
@@ -48,8 +53,17 @@ class ExplainForm(ImageForm):
     )
 
 
-class ScoreForm(ImageForm):
+class ScoreForm(CurveForm):
     """A request for the scores of one method."""
 
     method: str = Field(max_length=200)
     score: ScoreKind = Field("accuracy", description="What a masked image scores.")
+
+
+class RegionForm(ImageForm):
+    """A request for the region that is enough, or for what the model says at one size."""
+
+    method: str = Field(max_length=200)
+    size: float | None = Field(
+        None, gt=0, le=1, description="Share of the image; none: the model is asked for it."
+    )

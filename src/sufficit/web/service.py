@@ -11,19 +11,33 @@ import torch
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
+from sufficit.data.batch import Batch
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
-from sufficit.evaluation import evaluate
+from sufficit.evaluation import batch_of, evaluate
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods
 from sufficit.explainers.registry import explainer_named
 from sufficit.metrics.metric import Schedule
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
+from sufficit.perturbation.heatmaps import resize
+from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.perturbation.tokens import DROP
-from sufficit.progress import Progress
+from sufficit.progress import Progress, counting_bar
 from sufficit.report import viewer_data
 from sufficit.runs.overlays import class_number
-from sufficit.web.forms import LEAST_STEP, ExplainForm, ImageForm, ScoreForm
+from sufficit.sources import Fitted, Maps, cut_at, source_of
+from sufficit.sources.certificate import Said, Size, certificates
+from sufficit.sources.fitted import FILLS as FIT_FILLS
+from sufficit.sources.kinds import drawn_by
+from sufficit.web.forms import (
+    LEAST_STEP,
+    CurveForm,
+    ExplainForm,
+    ImageForm,
+    RegionForm,
+    ScoreForm,
+)
 
 COLUMNS = ("insertion_pixel", "deletion_pixel", "base_score", "mask_penalty", "msi")
 VALUE_STEP = 0.05  # the tables use 0.01, which takes five times as long
@@ -122,15 +136,50 @@ class Service:
             "calls": int(scores.calls[0]),
         }
 
-    def _look(
-        self, images: Tensor, form: ImageForm, names: Sequence[str], progress: Progress
-    ) -> tuple[Answer, Tensor, dict[str, Tensor]]:
-        """What every answer says, the probabilities [classes], the heatmaps by method [1,H,W]."""
+    def region(self, images: Tensor, form: RegionForm, progress: Progress) -> Answer:
+        """The region of one image [1,C,H,W] that is enough, or the model's answer at one size."""
+        target, _ = self._target(images, form, [form.method])
+        batch = batch_of(self.classifier, images.to(self.classifier.device), torch.tensor([target]))
+        source = source_of(form.method, self.methods[form.method])
+        if form.size is not None:
+            found = self._at_size(batch, drawn_by(source, self.classifier, batch), form.size)
+            return {"fills": FIT_FILLS, "sizes": [viewer_data.size_data(found, FIT_FILLS)]}
+        with counting_bar("fitting", 1, progress):  # which hears of every forward pass
+            maps = Fitted(source, name=form.method).maps(self.classifier, batch)
+            (certificate,) = certificates(self.classifier, batch, maps)
+        order = viewer_data.encode_orders(maps.at(batch.size), side=512)[0]
+        return viewer_data.region_data(certificate, order)
+
+    def _at_size(self, batch: Batch, maps: Maps, share: float) -> Size:
+        """What the model says of the region of a size, and of the rest, with the fills of a fit."""
+        target = int(batch.targets[0])
+        shares = torch.tensor([share], dtype=torch.float64, device=maps.maps.device)
+        region = cut_at(resize(maps.maps, batch.size), shares) >= 0.5
+        parts: dict[str, list[Said]] = {}
+        for fill in FIT_FILLS:
+            views = MaskedModel(self.classifier, fill).views(
+                batch.images,
+                torch.cat([region, ~region]),
+                (torch.tensor([0, 0]), torch.tensor([0, 1])),
+                targets=batch.targets.cpu().repeat(2),
+            )
+            parts[fill] = [
+                Said(self.classes[number], number == target, confidence)
+                for number, confidence in zip(
+                    views.named.tolist(), views.confidences.tolist(), strict=True
+                )
+            ]
+        return Size(
+            share=share,
+            region={fill: said[0] for fill, said in parts.items()},
+            rest={fill: said[1] for fill, said in parts.items()},
+        )
+
+    def _target(self, images: Tensor, form: ImageForm, names: Sequence[str]) -> tuple[int, Tensor]:
+        """The class to explain, and the probabilities [classes]; raise for unknown methods."""
         for name in names:
             if name not in self.methods:
                 raise unknown("method", name, self.methods)
-        if form.fill not in self.fills:
-            raise unknown("fill for this model", form.fill, self.fills)
         with torch.no_grad():
             probabilities = self.classifier(images).float().softmax(1).cpu()[0]
         target = int(probabilities.argmax())
@@ -139,6 +188,15 @@ class Service:
         most = len(self.classes) - 1
         if target > most:
             raise UserError(f"target must be a class of the model, 0..{most}, got {target}")
+        return target, probabilities
+
+    def _look(
+        self, images: Tensor, form: CurveForm, names: Sequence[str], progress: Progress
+    ) -> tuple[Answer, Tensor, dict[str, Tensor]]:
+        """What both answers say, the probabilities [classes], the heatmaps by method [1,H,W]."""
+        if form.fill not in self.fills:
+            raise unknown("fill for this model", form.fill, self.fills)
+        target, probabilities = self._target(images, form, names)
         progress(0, 1)
         methods = {name: self.methods[name] for name in names or self.usual}
         heatmaps = _heatmaps(self.classifier, images, torch.tensor([target]), methods)
