@@ -51,7 +51,7 @@ const start = async () => {
     showExplained();
     await scoreAll(mine.signal);
   } catch (error) {
-    if (!mine.signal.aborted) complain(error.message);
+    if (!mine.signal.aborted) { $("certificate").textContent = ""; complain(error.message); }
   }
 };
 const keyOf = (method) => JSON.stringify([method, $("score").value, explained.fields]);
