@@ -544,10 +544,10 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "foreign-origin",
         "the page answers forms of other sites",
-        "web/guard.py",
-        'if fetched or (origin is not None and origin.partition("://")[2] != host):',
+        "web/app.py",
+        'if fetched or (origin is not None and origin.partition("://")[2] != headers.get("host")):',
         "if fetched:",
-        "tests/web/test_guard.py -k sites",
+        "tests/web/test_refusals.py -k sites",
     ),
 )
 

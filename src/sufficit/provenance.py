@@ -117,7 +117,7 @@ def typed(kind: Any, value: Any) -> Any:
         return tuple(typed(kinds[0], one) for one in value)
     if origin is list:
         return [typed(kinds[0], one) for one in value]
-    if origin is dict:
+    if origin in (dict, Mapping):
         return {name: typed(kinds[1], one) for name, one in dict(value).items()}
     return math.nan if kind is float and value is None else value
 

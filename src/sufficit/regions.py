@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Literal, overload
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
+from sufficit.errors import UserError
 from sufficit.evaluation import batch_of
 from sufficit.explainers import Method, explain_all
 from sufficit.explainers.registry import word_of
 from sufficit.progress import counting_bar
-from sufficit.sources import Fitted, Given, source_of
+from sufficit.sources import Cut, Fitted, Given, source_of
 from sufficit.sources.certificate import (
     Around,
     Certificate,
@@ -56,6 +57,7 @@ def explain(
     method: Method = "gradcam",
     *,
     fit: Literal[False] = False,
+    size: float | None = None,
     layer: str | None = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -87,6 +89,7 @@ def explain(
     method: Given = "gradcam",
     *,
     fit: bool = False,
+    size: float | None = None,
     fills: Sequence[str] = ASKED,
     enough: float = 0.9,
     layer: str | None = None,
@@ -104,6 +107,8 @@ def explain(
       own, (classifier, images, targets) -> [N,H,W].
     - `fit`: cut each map where the model agrees, and return Regions: heatmaps that mark a region at
       0.5, and a certificate per image of what the model says of it.
+    - `size`: cut each map at this share of the image instead, above 0 to 1: the heatmaps mark the
+      pixels of the highest ranks at 0.5, a region that lies in that of every larger size.
     - `fills`: of the fit: what surrounds the region while the model is asked.
     - `enough`: of the fit: the share of the whole image's score that a region must keep where the
       model does not give the target for the whole image.
@@ -120,6 +125,10 @@ def explain(
     tensor([[0.0000, 0.5000],
             [0.2500, 1.0000]])
     """
+    if size is not None:
+        if fit:
+            raise UserError(f"a fit chooses the size of each region: leave out size={size}, or fit")
+        return _cut(classifier, images, targets, method, size, layer=layer, seed=seed)
     if not fit:
         drawn = word_of(*method) if isinstance(method, tuple) else method
         name = drawn if isinstance(drawn, str) else getattr(drawn, "__name__", "own method")
@@ -146,3 +155,22 @@ def explain(
         maps = source.maps(classifier, batch)
         proofs = certificates(classifier, batch, maps, enough=enough, batch_size=batch_size)
     return Regions(maps.at(batch.size).float(), proofs)
+
+
+def _cut(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None,
+    method: Given,
+    size: float,
+    *,
+    layer: str | None,
+    seed: int,
+) -> Tensor:
+    """Maps that mark a share of the pixels, by the order before ReLU where there is one."""
+    check_classifier(classifier)
+    check_images(images)
+    source = Cut(source_of("method", method, layer=layer, seed=seed), size)
+    source.check(classifier, [])
+    batch = batch_of(classifier, images.to(classifier.device), check_targets(targets, len(images)))
+    return source.maps(classifier, batch).at(batch.size).float()

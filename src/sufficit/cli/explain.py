@@ -49,6 +49,13 @@ def explain(
             rich_help_panel="Methods",
         ),
     ] = True,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            help="Cut every map at this share of the image instead, as 0.1; nothing is fitted.",
+            rich_help_panel="Methods",
+        ),
+    ] = None,
     to: OutOption = "sufficit-explain",
     overwrite: OverwriteOption = False,
 ) -> None:
@@ -81,6 +88,7 @@ def explain(
     from sufficit.runs.job import load_model, make_job
     from sufficit.runs.overlays import SHEET_ROWS, class_number, explain_run, images_in
     from sufficit.runs.workers import spreading
+    from sufficit.sources import Cut
 
     source = images_in(given_images)
     classifier = load_model(replace(config, layer=None))
@@ -88,13 +96,15 @@ def explain(
         config = replace(config, targets="prediction")
     if config.methods == (RECOMMENDED,):
         config = replace(config, methods=(_recommended(classifier, source),))
-    if fit:
+    if fit and share is None:
         words = [word if word.endswith(FIT) else f"{word}{FIT}" for word in config.methods]
         config = replace(config, methods=tuple(dict.fromkeys(words)))
     job = make_job(config, classifier=classifier, images=source, unit=SHEET_ROWS)
     if target is not None:
         number = class_number(target, classifier.classes)
         job = replace(job, entries=job.entries.labelled(target=number), targets="label")
+    if share is not None:
+        job = replace(job, sources=tuple(Cut(source, share) for source in job.sources))
     with resumable(out_folder), spreading(workers, job) as (job, spread):
         record = explain_run(job, out_folder, overwrite=overwrite, spread=spread)
     print_skipped(record["skipped"])

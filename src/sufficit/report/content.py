@@ -15,6 +15,7 @@ from sufficit.metrics.columns import ZERO_LINE, heading_of
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.similarity import RankedCondition
+from sufficit.sources.certificate import Certificate
 from sufficit.statistics import Estimate, Standing
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Shown:
     reasons: Sequence[str] = ()  # [n] why each was chosen, of REASONS
     fill: str | Tensor = "black"  # of hidden pixels
     predictions: Mapping[str, Predictions] = field(default_factory=dict)  # by method
+    certificates: Mapping[str, Sequence[Certificate]] = field(default_factory=dict)
+    """By method, of those that cut their maps where the model agrees: [n]."""
 
 
 @dataclass(frozen=True)

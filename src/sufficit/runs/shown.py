@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sufficit import plots
+from sufficit.data.batch import Batch
 from sufficit.data.image_files import in_0_1
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS
@@ -20,12 +21,14 @@ from sufficit.perturbation.bands import EVERYTHING, Band
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.probes.band import BandProbe
+from sufficit.provenance import plain, typed
 from sufficit.report.content import MOST_SHOWN, Choice, Shown
 from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job
 from sufficit.runs.rows import StoredRows
 from sufficit.runs.store import Store, StoredMaps, read_tensors, save_tensors
-from sufficit.sources import CONTROLS, Maps, noise
+from sufficit.sources import CONTROLS, Fitted, Maps, noise
+from sufficit.sources.certificate import Certificate, certificates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -78,9 +81,24 @@ def write_shown(
         "shape": list(batch.images.shape[1:]),
         "bands": [_as_list(band) for band in (EVERYTHING, *probe.bands)],
         "sizes": [_as_list(band) for band in probe.sizes],
+        "certificates": plain(_certificates(job, batch, kept)),
     }
     save_tensors(store.folder / SHOWN, tensors, facts)
     return dict(zip(batch.names, chosen.values(), strict=True))
+
+
+def _certificates(job: Job, batch: Batch, kept: StoredMaps) -> dict[str, list[Certificate]]:
+    """What the model says of the regions of each fitted source."""
+    return {
+        source.name: certificates(
+            job.classifier,
+            batch,
+            kept.maps[source.name].to(str(batch.images.device)),
+            enough=source.enough,
+        )
+        for source in job.sources
+        if isinstance(source, Fitted)
+    }
 
 
 def _as_list(band: Band) -> list[str | float]:
@@ -174,6 +192,10 @@ def read_shown(
         reasons=tuple(facts["reasons"]),
         predictions=predictions,
         fill=config.fill,
+        certificates={
+            name: typed(list[Certificate], found)
+            for name, found in facts.get("certificates", {}).items()
+        },
     )
 
 

@@ -1,6 +1,7 @@
-"""Heatmap sources: whatever gives a map per image, and `Fitted`, which cuts the map of another."""
+"""Heatmap sources: whatever gives a map per image; `Fitted` and `Cut` cut the map of another."""
 
 from sufficit.sources.asked import Asked
+from sufficit.sources.cut import Cut
 from sufficit.sources.fitted import Fitted
 from sufficit.sources.kinds import (
     CONTROLS,
@@ -27,6 +28,7 @@ __all__ = [
     "STRETCHED",
     "Asked",
     "Control",
+    "Cut",
     "Fitted",
     "Given",
     "MapFile",
