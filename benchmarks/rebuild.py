@@ -10,6 +10,7 @@ Ratios are new over old, one per round. A new round starts only while there is t
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import statistics
@@ -174,9 +175,7 @@ def serve(setting: dict[str, Any]) -> None:
 
 def ray_check(setting: dict[str, Any]) -> dict[str, Any]:
     """Compare with two Ray workers on one GPU, and whether the means are those without Ray."""
-    try:
-        import ray  # noqa: F401
-    except ImportError:
+    if importlib.util.find_spec("ray") is None:
         return {"skipped": "Ray is not installed"}
     import torch
     from torchvision import models
@@ -373,7 +372,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words.add_argument("--old", type=Path, help="folder with src/ and benchmarks/ of the old one")
-    words.add_argument("--data", type=Path, help="photographs; made up where left out")
+    words.add_argument(
+        "--data", type=Path, help="folder of .jpg, or of .tar with them; made up where left out"
+    )
     words.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     words.add_argument("--rounds", type=int, default=5)
     words.add_argument("--seconds", type=float, default=170, help="no round starts that ends later")
@@ -393,7 +394,7 @@ def main() -> None:
         return
     if asked.old is None or not (asked.old / "src" / "sufficit").is_dir():
         raise SystemExit("--old must be a folder with src/sufficit and benchmarks of the old one")
-    from photographs import write_jpegs
+    from jpegs import write_jpegs
 
     setting: dict[str, Any] = {"device": asked.device}
     if asked.tiny:
