@@ -160,7 +160,9 @@ class Run:
         self.tables: list[pandas.DataFrame] = []
         self.facts: dict[str, Any] = {"network": asked.network, "calls": calls, "seconds": {}}
         right = (self.targets["report"] == self.report.labels).double().mean().item()
-        self.facts |= {"right": right, "device": torch.__version__, "n": len(self.report)}
+        device = torch.cuda.get_device_name() if asked.device == "cuda" else "CPU"
+        self.facts |= {"right": right, "n": len(self.report), "device": device}
+        self.facts["torch"] = torch.__version__
         self.say(f"ready; right about the class {right:.3f}")
 
     def say(self, text: str) -> None:
