@@ -116,7 +116,7 @@ class Scorer:
             classifier, targets, calls, some.names
         )  # fmt: skip
         self.images = some.images(slice(None))
-        self.truth = truth_of(some, self.images.shape[3]).to(self.images.device)
+        self.truth = truth_of(some, self.images.shape[3])
         donors = donors_of(len(some)).to(self.images.device)
         self.patches = patches(self.images, self.images[donors])
 
@@ -210,7 +210,7 @@ class Run:
 
     def everything(self) -> None:
         """The zero line: all of the image is marked."""
-        whole = torch.ones_like(self.scorer.truth)
+        whole = torch.ones_like(self.scorer.images[:, 0])
         self.add("everything", "whole image", whole, 0.0)
 
     def ways_of_all(self, methods: dict[str, Any]) -> None:
