@@ -236,16 +236,18 @@ class EfficientNetLite0(nn.Module):
             blocks.append(LiteBlock(wide, narrow, out, kernel, strides.get(number, 1), expand))
         self._conv_stem = SamePadded(3, 32, 3, 2, bias=False)
         self._bn0 = nn.BatchNorm2d(32, eps=1e-3)
+        self._first = nn.ReLU6()
         self._blocks = nn.ModuleList(blocks)
         self._conv_head = nn.Conv2d(320, 1280, 1, bias=False)
         self._bn1 = nn.BatchNorm2d(1280, eps=1e-3)
+        self._last = nn.ReLU6()
         self._fc = nn.Linear(1280, 1000)
         self.load_state_dict(saved)
 
     def layers(self) -> list[nn.Module]:
         """Everything before the pooling, one after the other."""
-        stem = [self._conv_stem, self._bn0, nn.ReLU6()]
-        return [*stem, *self._blocks, self._conv_head, self._bn1, nn.ReLU6()]
+        stem = [self._conv_stem, self._bn0, self._first]
+        return [*stem, *self._blocks, self._conv_head, self._bn1, self._last]
 
     def forward(self, x: Tensor) -> Tensor:
         """Classify images: [N,3,224,224] -> [N,1000]."""

@@ -268,8 +268,11 @@ class Run:
 
     def at_equal_cost(self) -> None:
         """RISE and extremal perturbations with the passes that the fitted Grad-CAM took."""
-        fitted = next(one for one in self.tables if list(one.iloc[0, 1:3]) == ["gradcam", "fitted"])
-        passes = round(fitted["passes"].mean())
+        fitted = [one for one in self.tables if list(one.iloc[0, 1:3]) == ["gradcam", "fitted"]]
+        if not fitted:
+            self.say("no RISE and no extremal perturbations: Grad-CAM was not fitted")
+            return
+        passes = round(fitted[0]["passes"].mean())
         few = min(self.asked.few, len(self.report))
         options = {"rise": {"masks": passes}, "extremal-perturbation": {"steps": passes // 3}}
         for name, values in options.items():
