@@ -72,6 +72,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
     classifier = classifier_of(asked)
     images = read_images(asked.data, asked.images, asked.side).to(asked.device)
     counting = Counting(classifier.model)
+    print("images are read", flush=True)
     regions, batches = counting.of(lambda: explain(classifier, images, fit=True, progress=False))
     _, of_map = counting.of(lambda: explain(classifier, images))
     passes = sum(size * times for size, times in batches.items())
@@ -100,7 +101,7 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         ratios = [a / b for a, b in zip(times["fit"], times[name], strict=True)]
         return {"median": statistics.median(ratios), "lowest": min(ratios), "highest": max(ratios)}
 
-    return {
+    found: dict[str, Any] = {
         "images": len(images),
         "passes": passes,
         "passes_of_the_map": sum(size * times for size, times in of_map.items()),
@@ -113,8 +114,40 @@ def measure(asked: argparse.Namespace) -> dict[str, Any]:
         "seconds": times,
         "fit_over_passes_in_full_batches": over("passes in full batches"),
         "fit_over_passes_in_its_batches": over("passes in the batches of the fit"),
-        "profile": profiled(jobs["fit"]),
     }
+    report(found)
+    write(asked, found)
+    some = images[: asked.profiled]
+    found["profile"] = profiled(lambda: explain(classifier, some, fit=True, progress=False))
+    print_profile(found["profile"])
+    return found
+
+
+def report(found: dict[str, Any]) -> None:
+    """Print the ratios."""
+    ratios = found["fit_over_passes_in_full_batches"], found["fit_over_passes_in_its_batches"]
+    fit, map_alone = (statistics.median(found["seconds"][name]) for name in ("fit", "map alone"))
+    print(
+        f"{found['images']} images, {found['passes']} passes"
+        f" ({found['passes_per_image_by_certificate']:.1f} per image by the certificates),"
+        f" a part suffices for {found['found']:.1%}, mean share {found['share']:.2f}"
+    )
+    print(f"fit {fit:.3f} s, the map alone {map_alone:.3f} s")
+    for one, what in zip(ratios, ("in full batches", "in the batches of the fit"), strict=True):
+        print(
+            f"fit / its forward passes {what}: **{one['median']:.3f}**"
+            f" ({one['lowest']:.3f} to {one['highest']:.3f})"
+        )
+    print(f"aim {AIM}: {'met' if ratios[0]['median'] <= AIM else 'missed'}\n", flush=True)
+
+
+def write(asked: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Write what is known so far."""
+    if asked.out is None:
+        return
+    dtype = torch.bfloat16 if asked.device == "cuda" else torch.float32
+    facts = provenance({"argv": sys.argv[1:]}, torch.device(asked.device), dtype)
+    asked.out.write_text(json.dumps(facts | {"results": found}, indent=2) + "\n")
 
 
 def main() -> None:
@@ -127,31 +160,14 @@ def main() -> None:
     words.add_argument("--images", type=int, default=500)
     words.add_argument("--side", type=int, default=224)
     words.add_argument("--rounds", type=int, default=4)
+    words.add_argument("--profiled", type=int, default=64, help="images")
     words.add_argument("--out", type=Path)
     asked = words.parse_args()
     started = time.perf_counter()
     found = measure(asked)
     found["spent"] = time.perf_counter() - started
-    print_profile(found["profile"])
-    ratios = found["fit_over_passes_in_full_batches"], found["fit_over_passes_in_its_batches"]
-    fit, map_alone = (statistics.median(found["seconds"][name]) for name in ("fit", "map alone"))
-    print(
-        f"\n{found['images']} images, {found['passes']} passes"
-        f" ({found['passes_per_image_by_certificate']:.1f} per image by the certificates),"
-        f" a part suffices for {found['found']:.1%}, mean share {found['share']:.2f}"
-    )
-    print(f"fit {fit:.3f} s, the map alone {map_alone:.3f} s")
-    for one, what in zip(ratios, ("in full batches", "in the batches of the fit"), strict=True):
-        print(
-            f"fit / its forward passes {what}: **{one['median']:.3f}**"
-            f" ({one['lowest']:.3f} to {one['highest']:.3f})"
-        )
-    print(f"aim {AIM}: {'met' if ratios[0]['median'] <= AIM else 'missed'}")
     print(f"spent {found['spent']:.0f} s")
-    if asked.out:
-        dtype = torch.bfloat16 if asked.device == "cuda" else torch.float32
-        facts = provenance({"argv": sys.argv[1:]}, torch.device(asked.device), dtype)
-        asked.out.write_text(json.dumps(facts | {"results": found}, indent=2) + "\n")
+    write(asked, found)
 
 
 if __name__ == "__main__":

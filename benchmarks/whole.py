@@ -66,6 +66,8 @@ class Watched:
             self.ends.append(time.perf_counter())
             self.sent.append(self.passes["sent"])
             yield found
+        seconds = self.ends[-1] - self.ends[0]
+        print(f"{len(self.ends) - 1} units in {seconds:.1f} s, then the profile", flush=True)
         final: list[Rows] = []
         self.profile = profiled(lambda: final.extend(rows))
         yield from final
