@@ -148,9 +148,11 @@ def find_stages(
         found = [blocks[(len(blocks) + 1) * k // most - 1] for k in range(1, most)]
     for grid in finer[: most - 1] if not found else ():
         there = [(name, module) for name, module, its in calls if its == grid]
-        # A block, because its parts may be half-way to the next resolution.
+        # A whole block, because its parts may be half-way to the next resolution.
         whole = [name for name, module in there if any(module.children())]
-        found.insert(0, whole[-1] if whole else there[-1][0])
+        depth = min((name.count(".") for name in whole), default=0)
+        outer = [name for name in whole if name.count(".") == depth]
+        found.insert(0, outer[-1] if outer else there[-1][0])
     return (*found, last)
 
 

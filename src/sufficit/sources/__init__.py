@@ -1,5 +1,6 @@
 """Heatmap sources: whatever gives a map per image, and `Fitted`, which cuts the map of another."""
 
+from sufficit.explainers.explanation import cut_at
 from sufficit.sources.fitted import Fitted
 from sufficit.sources.kinds import (
     CONTROLS,
@@ -14,7 +15,6 @@ from sufficit.sources.kinds import (
     Source,
     SourceBase,
     SourceFacts,
-    cut_at,
     draw,
     noise,
 )

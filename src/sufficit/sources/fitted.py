@@ -94,8 +94,7 @@ class Fitted(SourceBase):
             "fit_enough": suffices.double(),
             "calls@fit": torch.stack([one.calls for one in answers]).sum(0).double(),
         }
-        notes = inner.notes
-        return Maps(inner.maps, inner.final, inner.columns | columns, notes, shares.float())
+        return replace(inner, columns=inner.columns | columns, shares=shares.float())
 
     def _enough(
         self, model: Classifier, batch: Batch, answers: Sequence[Predictions], bands: list[Band]
