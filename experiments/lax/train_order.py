@@ -49,6 +49,13 @@ class Recipe:
     tau: tuple[float, float] = (0.5, 0.1)
     point: float = 0.0  # weight of the peak lying among the evidence's highest cells
     average: float = 0.0  # decay of an average of the weights
+    kind: str = "full"  # of the convolutions, or separable
+    attention: bool = False  # cells of the two coarsest levels read each other
+    lean: bool = False  # no evidence of other classes
+    last: int | None = None  # channels of the finest level
+    mix: float = 0.0  # share of views with a part of another photograph in them
+    zoom: bool = False  # crops down to .4 of the side
+    photos: int | None = None  # so many of the photographs to learn from
     seed: int = 0
 
 
@@ -65,6 +72,18 @@ CHANGES: dict[str, dict[str, object]] = {
     "w192": {"width": 192},
     "w64": {"width": 64},
     "w32": {"width": 32},
+    "w48": {"width": 48},
+    "w256": {"width": 256},
+    "sep": {"kind": "separable"},
+    "attn": {"attention": True},
+    "lean": {"lean": True},
+    "last48": {"last": 48},
+    "mix": {"mix": 0.4},
+    "zoom": {"zoom": True},
+    "p300": {"photos": 300},
+    "p1000": {"photos": 1000},
+    "quarter": {"steps": 0.25},  # a factor, see recipe_of
+    "sep64": {"kind": "separable", "width": 64},
     "point": {"point": 0.05},
     "average": {"average": 0.99},
     "sharp": {"tau": (0.3, 0.05)},
@@ -82,15 +101,27 @@ def recipe_of(arm: str, steps: int) -> Recipe:
     recipe = Recipe(steps=steps)
     for change in arm.split("+"):
         wanted = dict(CHANGES[change])
-        wanted["steps"] = recipe.steps * wanted.get("steps", 1)
+        wanted["steps"] = round(recipe.steps * wanted.get("steps", 1))
         recipe = replace(recipe, **wanted)
     return recipe
 
 
-def views(images: Tensor) -> Tensor:
-    """Crop six in ten images to 0.6 to 1 of their side, flip half of them: [N,3,H,W]."""
+def with_parts(images: Tensor, share: float) -> Tensor:
+    """Paste a window of another photograph into a share of the images: [N,3,H,W]."""
+    count, side, device = len(images), images.shape[2], images.device
+    extent = torch.rand(count, 2, device=device) * 0.5 + 0.3
+    start = torch.rand(count, 2, device=device) * (1 - extent)
+    line = (torch.arange(side, device=device) + 0.5) / side
+    inside = (line >= start[..., None]) & (line < (start + extent)[..., None])
+    window = inside[:, 0, :, None] & inside[:, 1, None, :]
+    window &= (torch.rand(count, device=device) < share)[:, None, None]
+    return torch.where(window[:, None], images.roll(1, 0), images)
+
+
+def views(images: Tensor, least: float = 0.6) -> Tensor:
+    """Crop six in ten images to `least` to 1 of their side, flip half of them: [N,3,H,W]."""
     count, device = len(images), images.device
-    scale = torch.rand(count, device=device) * 0.4 + 0.6
+    scale = torch.rand(count, device=device) * (1 - least) + least
     scale = torch.where(torch.rand(count, device=device) < 0.4, 1.0, scale)
     flip = torch.where(torch.rand(count, device=device) < 0.5, 1.0, -1.0)
     shift = (torch.rand(count, 2, device=device) * 2 - 1) * (1 - scale)[:, None]
@@ -185,7 +216,17 @@ def train(network: networks.Network, photos: Photographs, recipe: Recipe, say) -
     torch.manual_seed(recipe.seed)
     device = network.device
     extra = 2 if recipe.gradients else 0
-    adapter = OrderMap(network, recipe.width, recipe.cells, recipe.query, extra)
+    adapter = OrderMap(
+        network,
+        recipe.width,
+        recipe.cells,
+        recipe.query,
+        extra,
+        kind=recipe.kind,
+        attention=recipe.attention,
+        lean=recipe.lean,
+        last=recipe.last,
+    )
     adapter = adapter.to(device, memory_format=torch.channels_last)
     averaged = {key: value.clone() for key, value in adapter.state_dict().items()}
     optimizer = torch.optim.AdamW(adapter.parameters(), recipe.lr, weight_decay=0.02)
@@ -195,8 +236,11 @@ def train(network: networks.Network, photos: Photographs, recipe: Recipe, say) -
         warm = min(1.0, (step + 1) / (0.05 * recipe.steps))
         optimizer.param_groups[0]["lr"] = recipe.lr * warm * (0.5 + 0.5 * math.cos(math.pi * done))
         tau = recipe.tau[0] * (recipe.tau[1] / recipe.tau[0]) ** done
-        rows = torch.randint(len(photos), (recipe.batch,), device=device)
-        images = views(photos.images(rows))
+        count = min(recipe.photos or len(photos), len(photos))
+        rows = torch.randint(count, (recipe.batch,), device=device) * (len(photos) // count)
+        images = views(photos.images(rows), 0.4 if recipe.zoom else 0.6)
+        if recipe.mix:
+            images = with_parts(images, recipe.mix)
         features, evidence, targets, more = look(network, recipe, network.normalize(images))
         with mixed(device):
             z = adapter(features, evidence, targets, more)
