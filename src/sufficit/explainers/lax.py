@@ -110,6 +110,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if net is not None:
             self.net = net
         elif self.head is not None:
+            assert cells is not None  # checked
             self.width = width or WIDTH
             self.net = OrderNet(self.per_layer, width=self.width, cells=cells, block=block)
         elif isinstance(channels, int):

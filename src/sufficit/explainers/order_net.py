@@ -70,7 +70,7 @@ class OrderNet(nn.Module):
             if level < len(coarse_first):
                 found = found + resized(self._read(level, coarse_first[level]), sizes[level])
             found = found + self.blocks[level](found)
-        learned = self.out(found).float()
+        learned: Tensor = self.out(found).float()
         return learned + self.multiple * resized(evidence[:, :1].float(), sizes[-1], "bicubic")
 
     def sizes(self, coarsest: Sequence[int]) -> list[tuple[int, int]]:
@@ -130,8 +130,9 @@ def resized(x: Tensor, size: Sequence[int], mode: str = "bilinear") -> Tensor:
         return down @ (x @ right.T)
     # One product for all channels of a cell, which stay the last axis in memory.
     cells = x.permute(0, 2, 3, 1).flatten(1, 2)
-    found = torch.kron(down, right) @ cells
-    return found.unflatten(1, (rows, columns)).permute(0, 3, 1, 2)
+    products = torch.kron(down, right) @ cells
+    found: Tensor = products.unflatten(1, (rows, columns)).permute(0, 3, 1, 2)
+    return found
 
 
 @kept

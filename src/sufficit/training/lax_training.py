@@ -2,8 +2,9 @@
 
 import copy
 import math
+import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import islice
@@ -25,7 +26,7 @@ from sufficit.explainers.forward_pass import look
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.explainers.order_net import cells_for
 from sufficit.files import CHECKPOINT, check_output, place, read_json
-from sufficit.progress import Progress, Tick
+from sufficit.progress import Progress, Tick, duration
 from sufficit.provenance import plain, surroundings
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.level_sets import LevelSets, level_sets
@@ -79,6 +80,7 @@ def train_lax(
     fabric: "Fabric | None" = None,
     about: Mapping[str, Any] | None = None,
     progress: bool | Progress | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> Lax:
     """Train an adapter that draws the classifier's heatmap in its own forward pass.
 
@@ -90,7 +92,8 @@ def train_lax(
     resumes an interrupted run. `layers` are the ones it reads, the coarsest last; by default they
     are found. `deterministic` gives the same adapter twice on a GPU, more slowly. `fabric` brings
     several devices or bfloat16. `about` is stored with the adapter and, like all settings, must be
-    the same on resume. The classifier does not change.
+    the same on resume. `announce` gets a sentence on how long the training will take. The
+    classifier does not change.
 
     Of the other recipes alone: `area` is the wanted mean of a heatmap. `patience` is how many
     epochs without improvement end the training: by default as many as 750 steps take, but at least
@@ -109,12 +112,7 @@ def train_lax(
         chosen = replace(chosen, stages=1, absent=0.0, contrast=1.0)
     if loss is not None:
         check_arguments(loss, "loss", "step")
-    if target not in ("label", "prediction"):
-        raise UserError(f'target must be "label" or "prediction", got {target!r}')
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise UserError(f"seed must be a whole number, 0 or more, got {seed!r}")
-    if validation_images < 2:
-        raise UserError(f"validation_images must be 2 or more, got {validation_images}")
+    _check_options(target, seed, validation_images)
     fabric = fabric or fabric_for(classifier.device)
     folder = None if out is None else place(out)
     grad = torch.enable_grad()  # also if the caller has turned gradients off
@@ -141,9 +139,23 @@ def train_lax(
             feed = replace(feed, layers=read)
             options |= {"loss": loss, "patience": patience}
             trainer = LaxTrainer(feed, validation, chosen, lax, fabric, **options)
+        if announce is not None and not trainer.over():
+            words = trainer.forecast()  # all processes take its trial steps
+            if fabric.is_global_zero:
+                announce(words)
         trainer.fit("training", progress)
         trainer.keep(last=True)
         return trainer.result()
+
+
+def _check_options(target: str, seed: int, validation_images: int) -> None:
+    """Raise for values that no training takes."""
+    if target not in ("label", "prediction"):
+        raise UserError(f'target must be "label" or "prediction", got {target!r}')
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UserError(f"seed must be a whole number, 0 or more, got {seed!r}")
+    if validation_images < 2:
+        raise UserError(f"validation_images must be 2 or more, got {validation_images}")
 
 
 def _check_no_parts(**parts: object) -> None:
@@ -310,6 +322,10 @@ class LaxTrainer(Trainer):
         self._generator = Generator(self.fabric.device)
         self._gave_nan = False  # in an epoch, of which `evaluate` has warned
 
+    def forecast(self) -> str:
+        """How long the training is."""
+        return f"Training takes at most {self.epochs} epochs."
+
     def optimizer_of(self, lax: Lax) -> torch.optim.Optimizer:
         """The optimizer of the adapter's weights."""
         return torch.optim.Adam(lax.parameters(), lr=self.recipe.lr)
@@ -428,6 +444,7 @@ class OrderTrainer(LaxTrainer):
         total = min(batches, recipe.steps) if recipe.epochs is None else batches
         usual = math.ceil(recipe.steps / total) if total else USUAL_EPOCHS
         self.limit = total or None
+        self.steps_done = 0  # of an epoch
         self.flips = mirrors_keep_classes(feed.classifier, validation.images)
         options |= {"total": total, "epochs": recipe.epochs or usual, "patience": None}
         super().__init__(feed, validation, recipe, lax, fabric, about, **options)
@@ -444,7 +461,10 @@ class OrderTrainer(LaxTrainer):
 
     def _batches(self, epoch: int) -> Iterable[Any]:
         self._reseed(epoch)
-        return islice(self.feed.pairs(epoch), self.limit)
+        self.steps_done = 0
+        for batch in islice(self.feed.pairs(epoch), self.limit):
+            self.steps_done += 1
+            yield batch
 
     def _step(self, batch: Any, done: float) -> dict[str, Tensor]:
         images, labels = batch
@@ -460,6 +480,29 @@ class OrderTrainer(LaxTrainer):
             flips=self.flips,
         )
 
+    def forecast(self) -> str:
+        """How long the rest of the training will take, by the second of two trial steps."""
+        spent = [self._trial() for _ in range(2)]
+        left = (self.epochs - self.state.epoch) * self.total
+        n = self.total * self.epochs
+        about = f"about {duration(left * spent[1])}" if left else "a time that is not known"
+        return (
+            f"Training takes {left or n} steps in {self.epochs - self.state.epoch} epochs and"
+            f" {about} on this device ({spent[1]:.2f} s per step). It starts from"
+            f" {self.lax.head.words if self.lax.head else ''}."
+        )
+
+    def _trial(self) -> float:
+        """The seconds of a step that changes nothing."""
+        start = time.monotonic()
+        self._reseed(0)
+        images = next(iter(self.feed.pairs(0)))
+        self.start()
+        loss = self.learn(images, 0.0)["loss"]
+        self.optimizer.zero_grad()
+        float(loss.detach())  # a GPU is done now
+        return time.monotonic() - start
+
     def learn(self, batch: Any, done: float) -> dict[str, Tensor]:
         """As any trainer, with gradients of a bounded norm."""
         numbers = super().learn(batch, done)
@@ -473,7 +516,7 @@ class OrderTrainer(LaxTrainer):
         self.state.best = weights_of(self.bare)
         self.state.made = surroundings(self.fabric.device, self.classifier.dtype)
         due = {math.ceil(self.epochs * k / LOOKS) for k in range(1, LOOKS + 1)}
-        row: dict[str, Any] = {"kept": True}
+        row: dict[str, Any] = {"kept": True, "steps": self.steps_done}
         if epoch in due:
             found = self._levels() if self.fabric.is_global_zero else None
             row |= self.fabric.broadcast({} if found is None else row_of(found))

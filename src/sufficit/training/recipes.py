@@ -261,8 +261,8 @@ def _others(images: Tensor, generator: Generator) -> Tensor:
     """The coarse colours of another image: 12 cells along 224 pixels."""
     h, w = images.shape[2:]
     order = torch.randperm(len(images), generator=generator, device=images.device)
-    coarse = [max(2, round(12 * side / 224)) for side in (h, w)]
-    return resized(F.adaptive_avg_pool2d(images[order], coarse), (h, w))
+    rows, columns = (max(2, round(12 * side / 224)) for side in (h, w))
+    return resized(F.adaptive_avg_pool2d(images[order], (rows, columns)), (h, w))
 
 
 ORDER_FILLS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
