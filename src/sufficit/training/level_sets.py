@@ -42,7 +42,15 @@ class LevelSets:
     @property
     def size(self) -> float:
         """The one size with the highest mean MSI."""
-        return SIZES[self.best]
+        return self.size_of(self.best)
+
+    def size_of(self, number: int) -> float:
+        """A size by its number."""
+        return SIZES[number]
+
+    def number_of(self, size: float) -> int:
+        """The number of the nearest size."""
+        return min(range(len(SIZES)), key=lambda number: abs(SIZES[number] - size))
 
     @property
     def at_best(self) -> Tensor:
@@ -58,11 +66,11 @@ class LevelSets:
 
 
 def level_sets(
-    classifier: Classifier, images: Tensor, targets: Tensor, orders: Tensor
+    classifier: Classifier, images: Tensor, targets: Tensor, orders: Tensor, fill: str = "black"
 ) -> LevelSets:
-    """Put the level sets of orders [N,h,w] to the model, with black around them."""
+    """Put the level sets of orders [N,h,w] to the model, with a fill around them."""
     batch = batch_of(classifier, images, targets)
-    asked = MaskedModel(classifier, "black")
+    asked = MaskedModel(classifier, fill)
     large = resize(orders.detach().float().cpu(), batch.size)
     answers = asked.ask(batch, large, [EMPTY, *KEPT, *REST])
     whole = whole_images(classifier, batch)
