@@ -149,11 +149,16 @@ def find_stages(
     for grid in finer[: most - 1] if not found else ():
         there = [(name, module) for name, module, its in calls if its == grid]
         # A whole block, because its parts may be half-way to the next resolution.
-        whole = [name for name, module in there if any(module.children())]
-        depth = min((name.count(".") for name in whole), default=0)
-        outer = [name for name in whole if name.count(".") == depth]
-        found.insert(0, outer[-1] if outer else there[-1][0])
+        parts = [(name, module) for name, module in there if any(module.children())]
+        whole = [(name, module) for name, module in parts if _weighted(module) > 1]
+        found.insert(0, (whole or parts or there)[-1][0])
     return (*found, last)
+
+
+def _weighted(block: nn.Module) -> int:
+    """How many layers with weights a block has."""
+    kinds = (nn.Conv2d, nn.Linear)
+    return sum(isinstance(module, kinds) for module in block.modules())
 
 
 def _blocks(calls: list[tuple[str, nn.Module]]) -> list[str]:
