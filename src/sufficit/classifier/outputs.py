@@ -42,9 +42,10 @@ def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -
         ) from error
     if isinstance(output, dict):
         output = output.get("logits", next(iter(output.values()), None))
-    output, n = first(getattr(output, "logits", output)), len(inputs)
+    # A shape, unlike a length, may be unknown while a model is exported.
+    output, n = first(getattr(output, "logits", output)), inputs.shape[0]
     tensor = isinstance(output, Tensor)
-    if not tensor or output.ndim != 2 or len(output) != n or output.shape[1] < 2:
+    if not tensor or output.ndim != 2 or output.shape[0] != n or output.shape[1] < 2:
         came = list(output.shape) if tensor else type(output).__name__
         raise UserError(
             f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "

@@ -22,6 +22,7 @@ from sufficit.errors import GoneError, UserError, unknown
 from sufficit.explainers.adapter_nets import WIDTHS, TopDown, convnet
 from sufficit.explainers.evidence import Evidence, as_saved, read_evidence
 from sufficit.explainers.forward_pass import Pass, look
+from sufficit.explainers.onnx_file import export
 from sufficit.explainers.order_net import BLOCKS, WIDTH, OrderNet
 from sufficit.files import check_output, make_folder, place, read_json, writing
 
@@ -296,6 +297,17 @@ class Lax(nn.Module, PyTorchModelHubMixin):
                 path.write_text(text)
         repository = push.pop("repo_id", folder.name)
         return str(self.push_to_hub(repository, **push)) if push_to_hub else None
+
+    def export(
+        self, classifier: Classifier, path: str | Path, size: tuple[int, int] | None = None
+    ) -> Path:
+        """Write classifier and adapter as one ONNX file, checked against PyTorch; return its path.
+
+        Its input `images` [N,C,H,W] is in 0..1, with N of any size and the height and width of
+        `size`, by default the classifier's own. Its outputs are `logits`, and for the class that
+        they predict the `heatmap` and the uncut `order`. It needs the extra `onnx`.
+        """
+        return export(self, classifier, path, size)
 
     @classmethod
     def from_pretrained(
