@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from sufficit.classifier import fingerprint as fingerprints
 from sufficit.classifier.classifier import Classifier, check_has_classes
 from sufficit.classifier.loading import extra
 from sufficit.errors import UserError
@@ -59,7 +58,7 @@ def cut(order: Tensor, size: float) -> Tensor:
     values = 1 - EDGE * torch.arange(pixels) / max(inside, 1)
     rest = EDGE * (pixels - torch.arange(pixels)) / max(pixels - inside, 1)
     by_rank = torch.where(torch.arange(pixels) < inside, values, rest.clamp(max=EDGE))
-    places = flat.argsort(1, descending=True, stable=True)
+    places = flat.argsort(dim=1, descending=True, stable=True)
     return torch.zeros_like(flat).scatter(1, places, by_rank.expand_as(flat)).view_as(order)
 
 
@@ -77,9 +76,7 @@ def export(
             " model whose head is linear in the mean of its features, or in its class token"
         )
     if lax.layer is None:
-        raise UserError(
-            "this adapter belongs to no classifier yet: train it, or load a trained one"
-        )
+        raise UserError("this adapter belongs to no classifier: train it, or load a trained one")
     size = size or (classifier.view.crop if classifier.view is not None else None)
     if size is None:
         raise UserError("the size of the images is not known: give size=(height, width), or --size")
