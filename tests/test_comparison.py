@@ -75,7 +75,7 @@ def test_every_kind_of_source_is_scored_as_evaluate_scores_its_maps(
         "tensor": given,
     }
     results = compare(classifier, images, sources, labels, names=names, **QUICK)
-    assert set(results.methods) == {*sources, "random", "center"}
+    assert set(results.methods) == {*sources, "everything", "random", "center"}
     assert results.names == names
     resized = torch.nn.functional.interpolate(given[:, None], (12, 10), mode="bilinear")[:, 0]
     expected = {
@@ -106,7 +106,17 @@ def test_the_command_line_takes_the_same_sources(sufficit, place: Path, tmp_path
     run = sufficit("compare", *model, *given)
     assert run.code == 0, run.err
     found = {path.parent.name for path in (tmp_path / "out").glob("*/scores.parquet")}
-    assert found == {"gradcam", "adapter", "own", "maps", "again", "b", "random", "center"}
+    assert found == {
+        "gradcam",
+        "adapter",
+        "own",
+        "maps",
+        "again",
+        "b",
+        "everything",
+        "random",
+        "center",
+    }
     pandas.testing.assert_frame_equal(rows(tmp_path / "out", "own"), rows(tmp_path / "out", "b"))
     both = [rows(tmp_path / "out", name) for name in ("maps", "again")]
     pandas.testing.assert_frame_equal(*both)
@@ -135,7 +145,7 @@ def test_images_without_targets_are_scored_for_the_prediction(classifier: Classi
     assert results.record.targets == "prediction"
     assert len(set(results.names)) == 4
     table = results.table()
-    assert list(table.index) == ["mine", "random", "center"]
+    assert list(table.index) == ["mine", "everything", "random", "center"]
     assert np.isfinite(table["msi"]).all()
 
 
@@ -263,7 +273,7 @@ def test_a_target_that_the_model_does_not_have_is_named(classifier: Classifier) 
 
 
 @pytest.mark.parametrize(
-    "name", ["units", "overlays", "run.json", "report.html", "a/b", "..", "random"]
+    "name", ["units", "overlays", "run.json", "report.html", "a/b", "..", "random", "everything"]
 )
 def test_no_source_takes_the_place_of_a_file_of_the_run(
     classifier: Classifier, tmp_path: Path, name: str

@@ -20,7 +20,7 @@ from sufficit.runs.forecast import forecast
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.results import RunResults
 
-METHODS = ("gradcam", "edges", "random", "center")
+METHODS = ("gradcam", "edges", "everything", "random", "center")
 HEAD = "4"  # the last layer of the small runs' model
 
 
@@ -169,14 +169,14 @@ def jobs(classifier: Classifier, photos: Path) -> tuple[Job, Job]:
 
 def test_the_forecast_counts_its_calls(classifier: Classifier, photos: Path) -> None:
     without, having = jobs(classifier, photos)
-    assert having.calls - without.calls == 2 * 11 * 3
+    assert having.calls - without.calls == 2 * 11 * 4
     found = [forecast(job) for job in (without, having)]
     assert found[0] is not None
     assert found[1] is not None
-    assert found[1].calls - found[0].calls == 2 * 11 * 3
+    assert found[1].calls - found[0].calls == 2 * 11 * 4
     few = replace(having, extra=(Mirrored(classifier, frozenset({3, 4})),))
     few.__dict__.pop("probes", None)
-    assert few.calls - without.calls == 2 * 2 * 3
+    assert few.calls - without.calls == 2 * 2 * 4
 
 
 def test_progress_moves_to_its_end(classifier: Classifier, photos: Path, tmp_path: Path) -> None:
@@ -184,7 +184,7 @@ def test_progress_moves_to_its_end(classifier: Classifier, photos: Path, tmp_pat
     extended(classifier, photos, None, progress=lambda done, total: ticks.append((done, total)))
     done = [share for share, _ in ticks]
     assert done == sorted(done)
-    assert ticks[-1] == (44, 44)
+    assert ticks[-1] == (55, 55)
 
 
 def test_an_interrupted_run_resumes_to_the_same_rows(

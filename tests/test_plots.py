@@ -3,6 +3,7 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pandas
 import pytest
 import torch
@@ -18,6 +19,8 @@ from sufficit.plots import (
     sizes_figure,
     training_figure,
 )
+from sufficit.plots.regions import DIMMED, GREY, mask_at, region_picture
+from sufficit.sources import cut_at
 from sufficit.statistics import Estimate
 
 
@@ -112,3 +115,55 @@ def test_vectors_are_vectors_and_fonts_are_inside(tmp_path: Path) -> None:
     sheet = sheet_figure(images, {"gradcam": images[:, 0]}, ["a", "b"])
     save(sheet, tmp_path / "s.pdf", tight=False)
     assert (tmp_path / "s.pdf").read_bytes().count(b"/Subtype /Image") == 4
+
+
+def quarter() -> torch.Tensor:
+    """A heatmap whose region is the upper left quarter of 8 x 8 pixels."""
+    across = torch.arange(8.0)
+    order = -torch.maximum(across[:, None], across[None])
+    return cut_at(order[None], torch.tensor([0.25]))[0]
+
+
+def test_a_region_has_the_same_edge_in_any_resolution() -> None:
+    heatmap = quarter()
+    assert torch.equal(mask_at(heatmap, (8, 8)), heatmap >= 0.5)
+    larger = mask_at(heatmap, (80, 80))
+    # The edge is at 40, give or take one of the eight.
+    assert larger[:30, :30].all()
+    assert not larger[50:].any()
+    assert not larger[:, 50:].any()
+    assert larger.double().mean() == pytest.approx(0.25, abs=0.05)
+    assert mask_at(torch.ones(4, 4), (9, 9)).all()
+    assert not mask_at(torch.zeros(4, 4), (9, 9)).any()
+
+
+def test_a_region_is_shown_outlined_and_alone_on_grey() -> None:
+    photo = torch.zeros(3, 500, 600)
+    photo[0] = 1.0  # red
+    drawn = np.asarray(region_picture(photo, quarter()))
+    height, width, gap = 500, 600, round(500 / 40)
+    assert drawn.shape == (height, 2 * width + gap, 3)
+    left, right = drawn[:, :width], drawn[:, width + gap :]
+    assert left[100, 100].tolist() == [255, 0, 0]
+    assert left[450, 550].tolist() == [round(255 * DIMMED), 0, 0]
+    assert left[100, 225:375].min(axis=1).max() == 255, "a white line"
+    assert left[1, 100].tolist() == [255, 0, 0], "the border of the picture is no edge"
+    assert right[100, 100].tolist() == [255, 0, 0]
+    assert right[450, 550].tolist() == [round(255 * GREY)] * 3
+    grey = torch.rand(1, 20, 20)
+    small = region_picture(grey, quarter(), "a title", ["a line " * 60])
+    assert small.width > 2 * 448
+    assert small.height > 448 + 30, "words are below"
+
+
+@pytest.mark.parametrize(
+    ("photo", "heatmap", "words"),
+    [
+        (torch.rand(1, 3, 8, 8), torch.rand(8, 8), "needs one image"),
+        (torch.rand(3, 8, 8), torch.rand(1, 8, 8), "needs one heatmap"),
+        (torch.rand(3, 8, 8), 2 * torch.ones(8, 8), "must lie in 0..1"),
+    ],
+)
+def test_a_region_needs_one_image_and_one_heatmap(photo, heatmap, words) -> None:
+    with pytest.raises(UserError, match=words):
+        region_picture(photo, heatmap)

@@ -186,7 +186,7 @@ def test_what_is_drawn_is_remembered_by_the_batch() -> None:
     with quiet():
         found = draw(classifier, batch, sources)
     assert len(passes) == 1, "one pass for all"
-    assert [*found] == ["a", "b", "c", "random", "center"]
+    assert [*found] == ["a", "b", "c", "everything", "random", "center"]
     draw(classifier, batch.rows([1, 3]), sources)
     assert len(passes) == 1, "rows keep what is known"
     with quiet():
@@ -206,6 +206,7 @@ def test_sources_draw_what_explain_draws() -> None:
         "mine": batch.images.mean(1),
         "gradcam": wanted,
         "stored": resize(stack, (SIDE, SIDE)),
+        "everything": torch.ones(N, SIDE, SIDE),
         "random": noise((SIDE, SIDE), 7, range(N)),
         "center": explain(classifier, batch.images, TARGETS, "center"),
     }
@@ -376,7 +377,7 @@ def test_a_source_has_one_name() -> None:
 
 def test_controls_come_last_and_once() -> None:
     names = [one.name for one in sources_of({"center": "center", "gradcam": "gradcam"})]
-    assert names == ["gradcam", "random", "center"]
+    assert names == ["gradcam", "everything", "random", "center"]
     names = [one.name for one in sources_of(["center", "gradcam"], controls=False)]
     assert names == ["gradcam", "center"]
 

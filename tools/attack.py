@@ -1,7 +1,7 @@
 """Attack Sufficit as an outsider would, and count what does not hold.
 
-python tools/attack.py                    # everything; kills take the longest
-python tools/attack.py files page fuzz    # bad files, the page, fuzzed inputs
+python tools/attack.py              # everything; kills take the longest
+python tools/attack.py files fuzz   # bad files, fuzzed inputs
 
 Exit status 1 means that something did not hold; it is named.
 """
@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from attack_files import KINDS, Reader, bad_data, bad_images, bad_maps, bad_models, picture
-from attack_page import attack_page
 
 from shard_files import png, write_shard
 from sufficit import UserError, View
@@ -143,12 +142,6 @@ def fuzz(attack: Attack, inputs: int, minutes: float) -> dict[str, Any]:
     return attack.end("fuzz")
 
 
-def page(attack: Attack, requests: int) -> dict[str, Any]:
-    """The page with eight clients, slow and dead ones among them, and 300 silent connections."""
-    attack_page(attack.folder, attack.counts, attack.broken, requests)
-    return attack.end("page")
-
-
 def kills(_: Attack, count: int) -> dict[str, Any]:
     """Kills of all commands, of Ray workers, nodes and drivers."""
     from kill import kills as kill_runs
@@ -161,15 +154,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("parts", nargs="*", default=["files", "page", "fuzz", "kills"])
-    for name, usual in (("requests", 1000), ("inputs", 100_000), ("kills", 200), ("seed", 0)):
+    parser.add_argument("parts", nargs="*", default=["files", "fuzz", "kills"])
+    for name, usual in (("inputs", 100_000), ("kills", 200), ("seed", 0)):
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--minutes", type=float, default=60, help="the longest that fuzz may take")
     given = parser.parse_args()
     attack = Attack(given.seed, Path(tempfile.mkdtemp(prefix="attack-")))
     parts: dict[str, Callable[[], dict[str, Any]]] = {
         "files": lambda: files(attack),
-        "page": lambda: page(attack, given.requests),
         "fuzz": lambda: fuzz(attack, given.inputs, given.minutes),
         "kills": lambda: kills(attack, given.kills),
     }

@@ -197,7 +197,7 @@ COMMANDS = {
     ),
     "explain": Command(
         _explain,
-        lambda out: files(out, "*.npz", "overlays/**/*.png"),
+        lambda out: files(out, "*.npz", "regions/**/*.jpg", "certificates.csv"),
         first_missing(("start", MAPS), ("heatmaps", "*.npz"), ("results", "run.json")),
     ),
     "sanity": Command(

@@ -78,7 +78,7 @@ def own_workers() -> list[int]:
         with suppress(OSError):
             stat = (path / "stat").read_text().rpartition(")")[2].split()
             parents[int(path.name)] = int(stat[1])
-            if (path / "cmdline").read_bytes().startswith(b"ray::UnitActor") and stat[0] != "T":
+            if (path / "cmdline").read_bytes().startswith(b"ray::UnitWorker") and stat[0] != "T":
                 actors.append(int(path.name))
     found = []
     for actor in actors:

@@ -6,8 +6,8 @@ sign-flip test is written here, not taken from scipy.stats, because memory must 
 times draws, and images without a difference do not count towards the exact test.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import combinations
 from typing import TYPE_CHECKING, Any
 
@@ -228,6 +228,27 @@ class Standing:
         known = [one for one in (*self.ranking, *self.controls) if not np.isnan(self.means[one])]
         return min(known, key=lambda one: sign * self.means[one], default=self.best)
 
+    def among(self, methods: Collection[str], controls: Collection[str]) -> "Standing":
+        """Return the standing of one or more of the methods, by the same tests.
+
+        >>> values = {"a": [0.5, 0.7, 0.6], "b": [0.1, 0.4, 0.3], "c": [0.2, 0.0, 0.1]}
+        >>> compare_values(values).among(["b", "c"], controls=[]).ranking
+        ('b', 'c')
+        """
+        ranking = tuple(name for name in self.ranking if name in methods)
+        kept = tuple(name for name in self.controls if name in controls)
+        names = {*ranking, *kept}
+        pairs = tuple(pair for pair in self.pairs if {pair.first, pair.second} <= names)
+        return replace(
+            self,
+            best=ranking[0],
+            ranking=ranking,
+            means={name: mean for name, mean in self.means.items() if name in names},
+            not_different=_not_different(ranking, pairs, self.chance),
+            pairs=pairs,
+            controls=kept,
+        )
+
     def frame(self) -> "pandas.DataFrame":
         """Return one row per pair, with the fields of `Pair` as columns."""
         import pandas
@@ -283,10 +304,26 @@ def standing_of(
     couples = [*combinations(ranking, 2)]
     couples += [pair for pair in combinations(order, 2) if len({*pair} & {*last}) == 1]
     pairs = _pairs_of(sums, couples, chance)
+    return Standing(
+        column=column,
+        higher_is_better=higher_is_better,
+        n=sums.n,
+        best=ranking[0],
+        ranking=ranking,
+        means=means,
+        not_different=_not_different(ranking, pairs, chance),
+        pairs=pairs,
+        chance=chance,
+        controls=last,
+    )
+
+
+def _not_different(
+    ranking: Sequence[str], pairs: Sequence[Pair], chance: Chance
+) -> tuple[str, ...]:
+    """Return the methods whose difference to the first of the ranking is not significant."""
     own = [pair for pair in pairs if pair.first == ranking[0] and pair.second in ranking]
-    close = tuple(p.second for p in own if p.n and p.p_corrected >= chance.level)
-    found = (ranking[0], ranking, means, close, pairs, chance, last)
-    return Standing(column, higher_is_better, sums.n, *found)
+    return tuple(pair.second for pair in own if pair.n and pair.p_corrected >= chance.level)
 
 
 def check_equal(what: str, found: Mapping[str, object]) -> None:

@@ -24,7 +24,7 @@ from sufficit import (
 )
 from sufficit.explainers import CAMS
 from sufficit.web import open_service
-from sufficit.web.schemas import ExplainForm, ScoreForm
+from sufficit.web.forms import ExplainForm, ScoreForm
 
 IMAGES, TARGETS = random_images(4), torch.tensor([0, 1, 2, 3])
 METHODS = ("random", "center", *CAMS)
@@ -79,8 +79,8 @@ def _page(model: Classifier) -> list[Tensor]:
     with unchanged(IMAGES):
         found = service.explain(IMAGES[:1], ExplainForm(file=file), lambda *_: None)
         scored = service.score(IMAGES[:1], ScoreForm(file=file, method="gradcam"), lambda *_: None)
-    probabilities = [one.probability for one in found.prediction]
-    return [torch.tensor([*probabilities, *found.maps[0].shares, scored.msi])]
+    probabilities = [one["probability"] for one in found["prediction"]]
+    return [torch.tensor([*probabilities, *found["maps"][0]["shares"], scored["msi"]])]
 
 
 USES: dict[str, Callable[[Classifier], Any]] = {

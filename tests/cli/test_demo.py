@@ -77,7 +77,7 @@ def test_its_report_shows_chosen_images_and_msi_over_alpha_min(
     assert results.shown is not None
     ranking = results.standing.ranking
     assert set(ranking) == {"lax", "gradcam", "layercam"}
-    assert set(results.unranked) == {"random", "center", "true-digit"}
+    assert set(results.unranked) == {"everything", "random", "center", "true-digit"}
     msi = np.stack([results.rows[m]["msi"] for m in ranking])
     for order in (msi.mean(0), -msi.mean(0), np.ptp(msi, axis=0)):
         assert {*np.argsort(-order, kind="stable")[:6].tolist()} <= {*results.shown.rows}

@@ -8,22 +8,32 @@ import pandas
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import spearmanr
 
+from small_models import small_vit
 from sufficit import Classifier, explain
+from sufficit.classifier.randomization import cascade, copied, randomise
+from sufficit.data.heatmap_files import HeatmapFile
 from sufficit.data.images import list_images, read_image
 from sufficit.data.loader import Unit
+from sufficit.explainers import recommended
+from sufficit.explainers.explanation import draw_all
+from sufficit.perturbation.heatmaps import resize
 from sufficit.runs import overlays
 from sufficit.runs.job import Job
 from sufficit.runs.store import MAPS, UNITS
 from sufficit.runs.unit_rows import Rows
+from sufficit.sources import Fitted
 
 N = 6
+METHODS = "layercam,layercam+fit,mine=gradcam,center"
 
 
 def drawing(digits: Path, *more: object) -> list[object]:
     return [
         "explain",
         digits,
+        "--no-fit",
         "--model",
         "sufficit:digits",
         "--out",
@@ -107,7 +117,7 @@ def test_one_class_is_given_by_number_or_name(
     classifier.classes = tuple(names)
     classifier.save(tmp_path / "named")
     image = next(digits.rglob("*.png"))
-    words = ["explain", image, "--model", tmp_path / "named", "--out", tmp_path / "d"]
+    words = ["explain", image, "--no-fit", "--model", tmp_path / "named", "--out", tmp_path / "d"]
     assert sufficit(*words, "--target", target).code == 0
     with np.load(tmp_path / "d" / "gradcam.npz") as stored:
         drawn = stored[image.name]
@@ -149,7 +159,15 @@ def test_class_folders_are_explained_for_their_class(
     swapped.mkdir(parents=True)
     image = next(path for path in digits.rglob("*.png") if path.parent.name != "7")
     image.rename(swapped / image.name)
-    words = ["explain", swapped.parent, "--model", "sufficit:digits", "--out", tmp_path / "d"]
+    words = [
+        "explain",
+        swapped.parent,
+        "--no-fit",
+        "--model",
+        "sufficit:digits",
+        "--out",
+        tmp_path / "d",
+    ]
     assert sufficit(*words).code == 0
     record = json.loads((tmp_path / "d" / "run.json").read_text())
     assert record["targets"] == {f"7/{image.name}": 7}
@@ -168,7 +186,8 @@ def test_class_folders_are_explained_for_their_class(
 def test_random_weights_are_the_same_each_time_and_bring_a_warning(
     sufficit, digits: Path, tmp_path: Path
 ) -> None:
-    words = ["explain", digits, "--model", "sufficit:digits", "--weights", "none", "--size", "64"]
+    words = ["explain", digits, "--no-fit", "--model", "sufficit:digits", "--weights", "none"]
+    words += ["--size", "64"]
     drawn = []
     for name in ("a", "b"):
         run = sufficit(*words, "--methods", "kpca-cam", "--out", tmp_path / name)
@@ -186,7 +205,7 @@ def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
     words = drawing(digits, "--methods", "gradcam,random")
     assert sufficit(*words, "--out", tmp_path / "whole").code == 0
     monkeypatch.setattr("sufficit.runs.overlays.SHEET_ROWS", 2)
-    usual, drawn = overlays.draw_unit, []
+    usual, drawn = overlays.explain_unit, []
 
     def killed(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
         if len(drawn) == 2:
@@ -195,7 +214,7 @@ def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
         return usual(job, unit, following)
 
     with monkeypatch.context() as patched:
-        patched.setattr("sufficit.runs.overlays.draw_unit", killed)
+        patched.setattr("sufficit.runs.overlays.explain_unit", killed)
         run = sufficit(*words)
     assert (run.code, drawn) == (130, [0, 1])
     assert "Interrupted: 4 of 6 images are done and kept." in run.err
@@ -204,7 +223,7 @@ def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
     assert told.words.startswith("2 of 3 units 4 of 6 images ")
     with monkeypatch.context() as patched:
         drawn.pop()
-        patched.setattr("sufficit.runs.overlays.draw_unit", killed)
+        patched.setattr("sufficit.runs.overlays.explain_unit", killed)
         resumed = sufficit(*words)
     assert (resumed.code, drawn) == (0, [0, 2]), resumed.err
     for name in ("gradcam.npz", "random.npz"):
@@ -214,8 +233,131 @@ def test_it_resumes_after_a_kill_and_draws_nothing_after_its_end(
     folder = tmp_path / "drawn"
     files = {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
     assert not any((folder / name).exists() for name in (UNITS, MAPS))
-    monkeypatch.setattr("sufficit.runs.overlays.draw_unit", None)  # nothing is drawn again
+    monkeypatch.setattr("sufficit.runs.overlays.explain_unit", None)  # nothing is drawn again
     again = sufficit(*words)
     assert (again.code, again.out) == (0, resumed.out), again.err
     assert {p: p.stat().st_mtime_ns for p in folder.rglob("*") if p.is_file()} == files
     assert sufficit(*words, "--seed", "1").code == 2
+
+
+def fitted(digits: Path, *more: object) -> list[object]:
+    return ["explain", digits, "--model", "sufficit:digits", *more]
+
+
+def test_by_default_it_shows_regions_with_certificates(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    run = sufficit(*fitted(digits, "--out", tmp_path / "drawn"))
+    assert run.code == 0, run.err
+    names = [image.name for image in list_images(digits)]
+    images = torch.stack([read_image(digits / name, None) for name in names])
+    labels = torch.tensor([int(name[0]) for name in names])
+    expected = explain(Classifier.load("sufficit:digits"), images, labels, fit=True)
+    with HeatmapFile(tmp_path / "drawn" / "gradcam+fit.npz") as stored:
+        assert [stored.share(name) for name in names] == [one.share for one in expected]
+    table = pandas.read_csv(tmp_path / "drawn" / "certificates.csv")
+    assert table["image"].tolist() == names
+    assert table["method"].unique().tolist() == ["gradcam+fit"]
+    frame = expected.frame()
+    assert table["sentence"].tolist() == frame["sentence"].tolist()
+    assert table["passes"].tolist() == frame["passes"].tolist()
+    assert table["mean_rest"].astype(str).tolist() == frame["mean_rest"].astype(str).tolist()
+    assert table["blur_region_confidence"].to_numpy() == pytest.approx(
+        frame["blur_region_confidence"].to_numpy(), abs=1e-5
+    )
+    said = " ".join(run.out.split())
+    shown = [f"{name}: {one.sentence}" in said for name, one in zip(names, expected, strict=True)]
+    assert shown == [True] * 5 + [False]
+    assert "1 more: " in said
+    uncut = [name for name, one in zip(names, expected, strict=True) if not one.enough]
+    record = json.loads((tmp_path / "drawn" / "run.json").read_text())
+    assert record["no_region"] == {"gradcam+fit": uncut}
+    pictures = sorted((tmp_path / "drawn" / "regions").rglob("*.jpg"))
+    assert len(pictures) == N
+    with Image.open(pictures[0]) as picture:
+        assert picture.width > 2 * 448
+    assert not (tmp_path / "drawn" / "overlays").exists()
+    with Image.open(tmp_path / "drawn" / "sheet.png") as sheet:
+        assert sheet.height > 6 * sheet.width / 4
+
+
+def test_every_method_is_fitted_once_however_it_is_written(
+    sufficit, digits: Path, tmp_path: Path
+) -> None:
+    words = fitted(digits, "--methods", METHODS, "--out", tmp_path / "o")
+    run = sufficit(*words)
+    assert run.code == 0, run.err
+    files = {path.name for path in (tmp_path / "o").glob("*.npz")}
+    assert files == {"layercam+fit.npz", "mine.npz", "center+fit.npz"}
+    table = pandas.read_csv(tmp_path / "o" / "certificates.csv")
+    assert table["method"].value_counts().to_dict() == dict.fromkeys(
+        ["layercam+fit", "mine", "center+fit"], N
+    )
+    again = sufficit(*words)
+    assert (again.code, again.out) == (0, run.out)
+
+
+def test_regions_are_the_same_after_a_kill(
+    sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = sufficit(*fitted(digits, "--out", tmp_path / "whole"))
+    assert whole.code == 0, whole.err
+    monkeypatch.setattr("sufficit.runs.overlays.SHEET_ROWS", 2)
+    usual, drawn = overlays.explain_unit, []
+
+    def killed(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
+        if len(drawn) == 2:
+            raise KeyboardInterrupt
+        drawn.append(unit.number)
+        return usual(job, unit, following)
+
+    words = fitted(digits, "--out", tmp_path / "drawn")
+    with monkeypatch.context() as patched:
+        patched.setattr("sufficit.runs.overlays.explain_unit", killed)
+        assert sufficit(*words).code == 130
+    resumed = sufficit(*words)
+    assert resumed.code == 0, resumed.err
+    tables = [pandas.read_csv(tmp_path / name / "certificates.csv") for name in ("whole", "drawn")]
+    # Batches of other sizes round in other places.
+    pandas.testing.assert_frame_equal(*tables, atol=1e-5)
+    overwritten = sufficit(*words, "--overwrite", "--no-fit")
+    assert overwritten.code == 0, overwritten.err
+    assert not (tmp_path / "drawn" / "certificates.csv").exists()
+    assert not (tmp_path / "drawn" / "regions").exists()
+
+
+def test_a_vit_is_recommended_an_attribution_and_a_cnn_a_cam() -> None:
+    assert recommended(Classifier.load("sufficit:digits"), torch.rand(1, 3, 64, 64)) == "gradcam"
+    vit = Classifier(small_vit().eval())
+    assert recommended(vit, torch.rand(1, 3, 32, 32)) == "generic-attribution"
+    assert vit.layer is None, "nothing that it found stays"
+
+
+@pytest.mark.filterwarnings("ignore::sufficit.errors.EmptyHeatmapWarning")
+def test_sanity_compares_the_order_of_a_fit_and_fits_nothing(
+    sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Fitted, "maps", None)
+    words = ["sanity", "--model", "sufficit:digits", "--data", digits, "--steps", "1"]
+    words += ["--methods", "gradcam,gradcam+fit,center+fit", "--out", tmp_path / "out"]
+    run = sufficit(*words)
+    assert run.code == 0, run.err
+    table = pandas.read_csv(tmp_path / "out" / "sanity.csv").set_index("method")
+    assert table.at["center+fit", "rank_correlation"] == pytest.approx(1)
+    names = [image.name for image in list_images(digits)]
+    images = torch.stack([read_image(digits / name, None) for name in names])
+    labels = torch.tensor([int(name[0]) for name in names])
+    model = Classifier.load("sufficit:digits")
+    copy = copied(model)
+    randomise(copy.bare, cascade(copy, images, 1)[0], 0)
+    before, after = (
+        draw_all(one, images, labels, ["gradcam"])["gradcam"].maps for one in (model, copy)
+    )
+    values = [
+        spearmanr(*(resize(maps[row : row + 1], (64, 64)).flatten() for maps in (before, after)))
+        for row in range(N)
+    ]
+    wanted = sum(float(one.statistic) for one in values) / N
+    assert table.at["gradcam+fit", "rank_correlation"] == pytest.approx(wanted, abs=1e-4)
+    # The negative part counts in an order alone.
+    assert table.at["gradcam", "rank_correlation"] != pytest.approx(wanted, abs=1e-3)

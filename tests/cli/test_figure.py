@@ -16,6 +16,7 @@ from own_model import SIZED
 from small_runs import config_for, rows, run_small, write_photos
 from sufficit import Classifier, RunResults, explain
 from sufficit.data.images import read_image
+from sufficit.metrics.columns import ZERO_LABEL
 from sufficit.plots import LINES, QUIET, blend
 
 N = 7
@@ -121,9 +122,9 @@ def test_methods_that_ignore_the_class_are_marked_in_every_legend(place: Path) -
     for found, end in ((results, ""), (marked, " (class-agnostic)")):
         methods = [m for m in found.methods if m not in found.unranked]
         wanted = [f"{method}{end}" for method in methods]
-        for show in ("curves", "alpha", "sizes"):
+        for show, more in (("curves", []), ("alpha", [ZERO_LABEL]), ("sizes", [ZERO_LABEL])):
             (legend,) = found.plot(show).legends
-            assert [text.get_text() for text in legend.get_texts()] == wanted, show
+            assert [text.get_text() for text in legend.get_texts()] == wanted + more, show
         titles = [axis.get_title() for axis in found.plot("sheet").axes[: 1 + len(methods)]]
         assert titles[1:] == [word.replace(" (", "\n(") for word in wanted]
     assert "(class-agnostic)" not in str(results.record.alpha_curve), "the record is left alone"

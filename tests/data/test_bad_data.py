@@ -301,8 +301,8 @@ def test_explain_draws_what_can_be_read_under_any_name(
     run = sufficit("explain", folder, *MODEL, "--device", "cpu", "--out", tmp_path / "out")
     assert run.code == 0, run.err
     assert_all_told(tmp_path / "out")
-    drawn = [path.name for path in (tmp_path / "out" / "overlays").glob("*/*")]
-    assert set(drawn) == {short_name(f"{written(name)}.gradcam.png") for name in GOOD}
+    drawn = [path.name for path in (tmp_path / "out" / "regions").glob("*/*")]
+    assert set(drawn) == {short_name(f"{written(name)}.gradcam+fit.jpg") for name in GOOD}
 
 
 def test_names_give_no_orders_to_the_terminal(sufficit, tmp_path: Path) -> None:

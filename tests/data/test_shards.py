@@ -112,8 +112,8 @@ def test_a_name_that_leads_elsewhere_is_a_bad_picture_under_a_safe_name(
     run = sufficit(*words, "--out", tmp_path / "deep" / "out")
     assert run.code == 0, run.err
     assert "odd.tar/at byte 1024: its name can't be" in run.err
-    (drawn,) = tmp_path.rglob("*.gradcam.png")
-    assert drawn == tmp_path / "deep" / "out" / "overlays" / "odd.tar" / "a.png.gradcam.png"
+    (drawn,) = tmp_path.rglob("*.gradcam+fit.jpg")
+    assert drawn == tmp_path / "deep" / "out" / "regions" / "odd.tar" / "a.png.gradcam+fit.jpg"
     stopped = sufficit(*words, "--out", tmp_path / "other", "--on-error", "stop")
     assert stopped.code == 2
     assert "its name can't be" in stopped.err

@@ -625,8 +625,9 @@ def test_commands_take_them(sufficit, photos: Path, tmp_path: Path) -> None:
     assert facts["versions"]["captum"] == captum.__version__
     assert "captum-DeepLift" in run.out
     drawn = sufficit(
-        "explain", photos, "--model", model, "--methods", "captum:DeepLift", "--out", tmp_path / "o"
-    )
+        "explain", photos, "--model", model, "--methods", "captum:DeepLift", "--no-fit",
+        "--out", tmp_path / "o",
+    )  # fmt: skip
     assert drawn.code == 0, drawn.err
     with np.load(tmp_path / "o" / "captum-DeepLift.npz") as maps:
         assert max(maps[name].max() for name in maps) == pytest.approx(1)

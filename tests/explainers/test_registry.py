@@ -96,7 +96,7 @@ def test_every_method_says_what_it_is() -> None:
     for name, entry in EXPLAINERS.items():
         assert 10 < len(entry.description) < 100, name
         assert 10 < len(entry.what_for) < 100, name
-        ours = ("region-search", "refine", "random", "center")
+        ours = ("region-search", "refine", "everything", "random", "center")
         assert bool(entry.reference) == (name not in ours), name
         assert "\n" not in entry.description + entry.what_for
         assert isinstance(entry.passes, int | str)
@@ -169,7 +169,7 @@ def test_a_missing_extra_names_the_command_that_installs_it(
 @pytest.mark.filterwarnings("ignore:heatmaps with no positive part")  # random weights give some
 def test_methods_that_ignore_the_class_say_so() -> None:
     agnostic = [name for name, method in EXPLAINERS.items() if method.class_agnostic]
-    assert agnostic == ["kpca-cam", "eigencam", "rollout", "random", "center"]
+    assert agnostic == ["kpca-cam", "eigencam", "rollout", "everything", "random", "center"]
     classifier, images = small(), random_images(4)
     for name in (
         one for one, entry in EXPLAINERS.items() if entry.nets == "any" and one != "refine"

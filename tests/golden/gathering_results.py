@@ -19,6 +19,17 @@ FACTS = (
 """What of run.json does not depend on the time, the machine or the versions."""
 
 
+def without_source(told: Any, name: str) -> Any:
+    """What JSON holds without a source that runs had not when it was recorded."""
+    if isinstance(told, dict):
+        return {key: without_source(one, name) for key, one in told.items() if key != name}
+    if isinstance(told, list):
+        pairs = [one for one in told if isinstance(one, dict) and "second" in one]
+        outside = [one for one in pairs if name in (one["first"], one["second"])]
+        return [without_source(o, name) for o in told if o != name and o not in outside]
+    return told
+
+
 @dataclass
 class Result:
     """Tables of all methods one below the other, heatmaps by name, and what JSON files say."""

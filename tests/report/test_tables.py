@@ -57,10 +57,27 @@ def test_the_table_marks_the_best_and_those_that_do_not_differ_significantly(
     assert rows["b"][1:4] == ["0.250", f"{values['b'].mean():.3f}", "="]
     assert rows["c"][1:4] == ["0.250", f"{values['c'].mean():.3f}", "-0.50"]
     assert rows["method"][1:6] == ["del.", "%", "↓", "MSI", "↑"]
-    text = " ".join(" ".join(table).split())
-    assert "* highest MSI of 3 methods; = not significantly different from it." in text
-    assert "Paired tests (n = 40): sign flips (10,000 draws) and the interval, level 0.05" in text
-    assert "Holm correction for 3 pairs. Interval: Student's t, corrected for skewness." in text
+    assert legend(with_values(content, values)) == [
+        "* highest MSI; = not significantly different from it.",
+        "Paired tests (n = 40): sign flips (10,000 draws) and the interval, level 0.05, Holm"
+        " correction for 3 pairs.",
+        "Interval: Student's t, corrected for skewness.",
+    ]
+
+
+def test_fitted_methods_and_controls_have_parts_of_their_own(content: Content) -> None:
+    three = three_methods()
+    values = {"a+fit": three["a"], "b": three["b"], "c": three["c"], "everything": three["c"] - 1}
+    standing = compare_values(values, controls=["everything"])
+    found = replace(with_values(content, values, standing), fit_fills={"a+fit": ("black",)})
+    table = results_table(found)
+    assert [str(cell) for cell in table.columns[0].cells] == ["b", "c", "a+fit", "everything (c)"]
+    assert [row.end_section for row in table.rows] == [False, True, True, False]
+    marks = [str(cell)[-1] for cell in table.columns[2].cells]
+    assert marks == ["*", " ", "*", " "], "each group has a best of its own"
+    first, ranked_apart, *_ = legend(found)
+    assert first == "* highest MSI of its group; (c) control."
+    assert ranked_apart.startswith("Fitted methods are ranked apart")
 
 
 def test_a_mean_of_nothing_is_a_dash_in_the_table(content: Content) -> None:
@@ -83,7 +100,7 @@ def test_a_dash_in_the_column_by_rank_has_its_reason(n: int, empty: bool, tmp_pa
         " more images.",
         "An interval needs two images.",
     ):
-        assert (said in legend(content)) is empty
+        assert (said in " ".join(legend(content))) is empty
         assert (said in page) is empty
 
 
@@ -91,23 +108,23 @@ def test_controls_and_class_agnostic_methods_are_marked_in_the_table(content: Co
     values = three_methods()
     standing = compare_values(values, controls=["a"])
     found = replace(with_values(content, values, standing), class_agnostic=["a", "c"])
-    assert found.methods == ["a", "b", "c"]
+    assert found.methods == ["b", "c", "a"]
     table = results_table(found)
-    assert [str(cell) for cell in table.columns[0].cells] == ["a (c)", "b", "c (a)"]
-    assert [row.style for row in table.rows] == ["dim", "bold", None]
-    assert [cell[-1] for cell in table.columns[2].cells] == [" ", "*", " "]
-    assert "(c) control; (a) class-agnostic: the same map for every class." in legend(found)
-    assert "(n = 40)" not in legend(with_values(content, {"a": values["a"]}))
-    assert legend(with_values(content, {"a": values["a"]})).startswith("* highest MSI of 1 method.")
+    assert [str(cell) for cell in table.columns[0].cells] == ["b", "c (a)", "a (c)"]
+    assert [row.style for row in table.rows] == ["bold", None, "dim"]
+    assert [cell[-1] for cell in table.columns[2].cells] == ["*", " ", " "]
+    assert "(c) control; (a) class-agnostic: the same map for every class." in legend(found)[0]
+    alone = legend(with_values(content, {"a": values["a"]}))
+    assert alone == ["* highest MSI.", "Interval: Student's t, corrected for skewness."]
 
 
 def test_a_method_without_a_rank_is_marked_in_the_table(content: Content) -> None:
     first, *others = content.standing.ranking
     part = replace(content, standing=replace(content.standing, ranking=tuple(others)))
     names = [str(cell) for cell in results_table(part).columns[0].cells]
-    assert [name.endswith("(-)") for name in names] == [m == first for m in content.methods]
-    assert "(-) not ranked" in legend(part)
-    assert "(-)" not in legend(content)
+    assert names == [others[0], f"{first} (-)"]
+    assert "(-) not ranked" in legend(part)[0]
+    assert "(-)" not in legend(content)[0]
 
 
 def test_a_table_by_another_column_has_its_interval_and_ranks_by_it(content: Content) -> None:
@@ -178,7 +195,7 @@ def test_columns_that_were_asked_for_have_tables_of_80_letters(content: Content)
     assert rows == {"bright (a)": "-", "coarse": "0.500"}
     eye = next(table for table in tables if table.title == "Of the eye")
     rows = dict(zip(map(str, eye.columns[0].cells), eye.columns[1].cells, strict=True))
-    assert rows == {"bright (a)": "0.500", "coarse": "-"}
+    assert rows == {"bright (a)": "0.500"}, "a method without any of its columns is left out"
     console = Console(width=80, color_system=None)
     with console.capture() as capture:
         for table in tables:

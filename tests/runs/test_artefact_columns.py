@@ -32,7 +32,7 @@ def test_runs_count_fragments(sufficit, tmp_path: Path) -> None:
     assert "parts" in run.words
     classifier = Classifier.load("sufficit:digits")
     frames = {p.parent.name: pandas.read_parquet(p) for p in out.glob("*/scores.parquet")}
-    assert len(frames) == 4  # two methods, two controls
+    assert len(frames) == 5  # two methods, three controls
     own = next(name for name in frames if name not in ("gradcam", "random", "center"))
     names = frames[own]["image"].tolist()
     images = torch.stack([read_image(photos / name, None) for name in names])

@@ -14,11 +14,14 @@ from torch import Tensor
 from small_models import Traces
 from small_runs import config_for, interrupted
 from sufficit import Classifier, UserError, explain
-from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
-from sufficit.data.images import list_images, open_images, read_image
+from sufficit.classifier.checkpoint import View
+from sufficit.data.heatmap_files import HeatmapFile, heatmap_writer, write_heatmaps
+from sufficit.data.images import ImageSource, list_images, open_images, read_image
 from sufficit.plots import blend
+from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.overlays import class_number, explain_run, images_in, row_title
+from sufficit.runs.region_files import photograph
 from sufficit.sources import kinds
 
 
@@ -59,6 +62,41 @@ def test_it_writes_what_explain_returns(photos: Path, tmp_path: Path) -> None:
     left = {path.name for path in out.iterdir()}
     sheets = {"sheet.png", "sheet-2.png", "sheet-3.png"}
     assert left == sheets | {"gradcam.npz", "own.npz", "file.npz", "overlays", "run.json"}
+
+
+def test_a_file_of_cut_maps_scores_as_the_fit_itself(photos: Path, tmp_path: Path) -> None:
+    explain_run(job_for(photos, methods=["gradcam+fit"]), tmp_path / "out", progress=False)
+    file = tmp_path / "out" / "gradcam+fit.npz"
+    with HeatmapFile(file) as stored:
+        assert stored.is_cut
+        assert len(stored.keys) == 11
+        assert all(0 < stored.share(key) <= 1 for key in stored.keys)
+    words = ["gradcam+fit", f"stored={file}", f"again={file}+fit"]
+    results = run(job_for(photos, methods=words, columns="all"), tmp_path / "run", progress=False)
+    rows = {name: results.rows[name] for name in ("gradcam+fit", "stored", "again")}
+    own = [name for name in rows["stored"] if name not in ("calls", "image")]
+    assert "insertion_percent" in own
+    for other in ("stored", "again"):
+        assert rows[other][own].equals(rows["gradcam+fit"][own])
+    assert rows["again"]["fit_share"].equals(rows["gradcam+fit"]["fit_share"])
+    # alpha_min 0.5 marks exactly the region.
+    pixels = 10 * 12
+    counts = (rows["gradcam+fit"]["fit_share"] * pixels).round()
+    assert (rows["stored"]["mask_penalty"] * pixels).round().equals(counts)
+
+
+def test_a_file_in_which_one_share_is_missing_skips_that_image(
+    photos: Path, tmp_path: Path
+) -> None:
+    names = [image.name for image in list_images(photos)]
+    with heatmap_writer(tmp_path / "maps.npz") as write:
+        for name in names[1:]:
+            write(name, torch.randn(12, 10), 0.25)
+        write(names[0], torch.randn(12, 10))
+    words = [f"maps={tmp_path / 'maps.npz'}"]
+    results = run(job_for(photos, methods=words), tmp_path / "run", progress=False)
+    assert [*results.skipped] == [names[0]]
+    assert "is missing, and other heatmaps of the file have one" in results.skipped[names[0]]
 
 
 def test_an_interrupted_run_draws_only_what_is_missing(
@@ -207,3 +245,21 @@ def test_the_model_may_be_anything_that_classifies(photos: Path, tmp_path: Path)
     nameless = Classifier(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(360, 3)))
     job = make_job(config, classifier=nameless, unit=24)
     assert explain_run(job, tmp_path / "out", progress=False)["n"] == 11
+
+
+@pytest.mark.parametrize(("side", "factor"), [(300, 2), (720, 3), (3000, 4)])
+def test_a_region_is_shown_in_the_resolution_of_its_photograph(
+    tmp_path: Path, side: int, factor: int
+) -> None:
+    across = np.linspace(0, 255, side, dtype=np.uint8)
+    pixels = np.stack([np.broadcast_to(across, (side, side)), np.full((side, side), 90)], 2)
+    pixels = np.concatenate([pixels, pixels[..., :1].swapaxes(0, 1)], 2).astype(np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    (file,) = list_images(tmp_path)
+    view = View(crop=(224, 224), resize=240)
+    image = file.read(view)
+    photo = photograph(file, view, image)
+    assert photo.shape == (3, 224 * factor, 224 * factor)
+    shrunk = torch.nn.functional.avg_pool2d(photo, factor)
+    torch.testing.assert_close(shrunk, image, atol=0.02, rtol=0)
+    assert photograph(ImageSource.from_tensors(image[None]).images[0], view, image) is image

@@ -35,10 +35,11 @@ from small_runs import write_photos
 from sufficit import Classifier, UserError, Workers, compare
 from sufficit.classifier.source_code import run_user_code
 from sufficit.data.images import list_images
-from sufficit.runs import ray_actor, ray_cluster, ray_workers
-from sufficit.runs.engine import run, score_unit
+from sufficit.runs import ray_cluster, ray_spread, ray_worker
+from sufficit.runs.engine import run, score_unit, scoring
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
+from sufficit.runs.workers import spreading
 from sufficit.sources import sources_of
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow]
@@ -49,7 +50,7 @@ TWO = Workers(count=2)
 @pytest.fixture(autouse=True)
 def patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """No warning that workers have not started, however busy the machine is."""
-    monkeypatch.setattr(ray_workers, "PATIENCE", float("inf"))
+    monkeypatch.setattr(ray_spread, "PATIENCE", float("inf"))
 
 
 @pytest.fixture(scope="module")
@@ -121,6 +122,36 @@ def test_workers_that_die_or_fail_are_replaced(
     assert sum(batches.values()) == len(batches) + len(faults)
 
 
+def test_a_result_that_waits_for_the_driver_is_not_late(machines: Any, tmp_path: Path) -> None:
+    found = []
+    limited = Workers(count=2, unit_timeout=4)
+    job = small_job(tmp_path, images=8)
+    with Store.locked(None) as owned, spreading(limited, job) as (placed, spread):
+        store = owned.start(placed.key(), placed.entries)
+        for computed in spread(placed, store, scoring(placed), [*placed.units]):
+            found.append(computed.unit)
+            time.sleep(5)  # meanwhile the other worker is done
+    assert sorted(found) == [0, 1, 2, 3]
+
+
+def test_a_worker_killed_in_the_middle_of_a_unit_loses_no_row(
+    machines: Any, wanted: dict[str, bytes], tmp_path: Path
+) -> None:
+    def kill_one() -> None:
+        wait_for(lambda: processes(tmp_path))
+        os.kill(processes(tmp_path)[0], signal.SIGKILL)  # its first unit takes two seconds
+
+    with ThreadPoolExecutor(1) as pool:
+        killing = pool.submit(kill_one)
+        with pytest.warns(ray_cluster.WorkerWarning, match="try 1: ") as said:
+            assert survive(tmp_path, pause=2) == wanted
+        killing.result()
+    assert f"(process {processes(tmp_path)[0]} on " in str(said[0].message)
+    batches = calls(tmp_path)
+    assert sum(batches.values()) == len(batches) + 1
+    assert max(batches.values()) == 2
+
+
 @pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
 def test_units_that_take_too_long_are_named_and_the_same_command_computes_them(
     machines: Any, wanted: dict[str, bytes], tmp_path: Path
@@ -135,6 +166,20 @@ def test_units_that_take_too_long_are_named_and_the_same_command_computes_them(
     before = calls(tmp_path)
     assert survive(tmp_path, limited) == wanted
     assert (calls(tmp_path) - before).total() == len(faults)
+
+
+@pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
+def test_a_run_ends_on_the_other_machines_if_a_lost_one_never_comes_back(
+    machines: Any, wanted: dict[str, bytes], tmp_path: Path
+) -> None:
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            running = pool.submit(survive, tmp_path, pause=0.4)
+            wait_for(lambda: running.done() or len({*processes(tmp_path)}) > 1)
+            machines.remove_node(machines.second, allow_graceful=False)
+            assert running.result(timeout=120) == wanted
+    finally:
+        machines.second = machines.add_node(num_cpus=1, object_store_memory=10**8)
 
 
 @pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
@@ -164,6 +209,7 @@ def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
     assert (state.done, state.units) == (7, 8)
     assert (state.done_images, state.images) == (14, 16)
     assert state.failed[0]["unit"] == 2
+    assert calls(tmp_path)[4, 5] == 3
     told = sufficit("status", tmp_path / "out")
     assert "7 of 8 units 14 of 16 images" in told.words
     assert "Failed: unit 2 (image-0004, image-0005): RuntimeError: this image always" in told.words
@@ -172,7 +218,7 @@ def test_a_unit_that_always_fails_is_named_and_the_others_are_done(
     assert json.loads(told[told.index("{") :])["units"] == 8
     (tmp_path / "fault-always-0").unlink()
     before = calls(tmp_path)
-    survive(tmp_path)
+    assert survive(tmp_path) == wanted
     assert (calls(tmp_path) - before).total() == 1
     lines = sufficit("status", tmp_path / "out").out.splitlines()
     assert lines[-1].strip() == "Finished: 16 images."
@@ -193,14 +239,14 @@ def test_a_lack_of_memory_is_recognized_with_what_to_do() -> None:
     with pytest.raises(RuntimeError) as torchs:
         torch.empty(2**60, dtype=torch.uint8)
     for error in (MemoryError(), torch.OutOfMemoryError("CUDA"), torchs.value):
-        assert "lower --batch-size" in ray_actor.short(error)
+        assert "lower --batch-size" in ray_worker.short(error)
     with pytest.raises(UserError) as wrapped:
         run_user_code("mine.py:own", lambda: [0] * 2**60)
     assert "mine.py:own raised MemoryError" in str(wrapped.value)
-    assert "lower --batch-size" in ray_actor.short(wrapped.value)
+    assert "lower --batch-size" in ray_worker.short(wrapped.value)
     died = "killed by SIGKILL by OOM killer due to high memory usage, or ray stop was called"
     for error in (RuntimeError("other"), RuntimeError(died)):
-        assert "memory:" not in ray_actor.short(error)
+        assert "memory:" not in ray_worker.short(error)
 
 
 def test_compare_in_python_has_workers_that_get_lambdas_and_closures(
@@ -244,7 +290,7 @@ def test_compare_in_python_with_a_twin_has_the_rows_of_one_process(
 def test_a_cluster_without_room_for_a_worker_is_told_what_each_needs(
     machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray_workers, "PATIENCE", 0.0)
+    monkeypatch.setattr(ray_spread, "PATIENCE", 0.0)
     text = "no worker has started yet: each needs 2 CPUs and 0 GPUs, the cluster has 2 CPUs"
     with pytest.raises(ray_cluster.WorkerWarning, match=text):  # an error here, else it waits
         survive(tmp_path, Workers(count=1, cpus=2))
@@ -278,16 +324,16 @@ def test_a_worker_that_cannot_import_a_method_says_what_to_do(tmp_path: Path) ->
     job = replace(job, sources=sources_of({"own": module.Own()}, controls=False))
     given = shipped(job)
     del sys.modules["vanishing"]
-    found = ray_actor.UnitActor().load(given)
-    assert isinstance(found, ray_actor.Problem)
+    found = ray_worker.UnitWorker().load(given)
+    assert isinstance(found, ray_worker.Problem)
     assert found.is_final
     assert "(No module named 'vanishing'): install it there, or set PYTHONPATH" in found.reason
 
 
-def shipped(job: Job, **changed: Any) -> ray_actor.Shipment:
+def shipped(job: Job, **changed: Any) -> ray_worker.Shipment:
     """What is sent to an actor."""
     score = functools.partial(score_unit, job)
-    return replace(ray_actor.ship(score, job, device="cpu", threads=1, sample=None), **changed)
+    return replace(ray_worker.ship(score, job, device="cpu", threads=1, sample=None), **changed)
 
 
 def test_a_worker_that_cannot_see_the_images_or_has_another_version_says_so(
@@ -295,15 +341,15 @@ def test_a_worker_that_cannot_see_the_images_or_has_another_version_says_so(
 ) -> None:
     images = list_images(write_photos(tmp_path))
     given = shipped(small_job(tmp_path), sample=images[0])
-    assert isinstance(ray_actor.UnitActor().load(given), ray_actor.Place)
+    assert isinstance(ray_worker.UnitWorker().load(given), str)
     Path(images[0].file).unlink()
-    found = ray_actor.UnitActor().load(given)
-    assert isinstance(found, ray_actor.Problem)
+    found = ray_worker.UnitWorker().load(given)
+    assert isinstance(found, ray_worker.Problem)
     assert found.is_final
     assert "cannot see the image ant/00.png: give --data a folder" in found.reason
     other = replace(given, versions={"sufficit": "0.0", "torch": "0.0"})
-    found = ray_actor.UnitActor().load(other)
-    assert isinstance(found, ray_actor.Problem)
+    found = ray_worker.UnitWorker().load(other)
+    assert isinstance(found, ray_worker.Problem)
     assert "the driver 0.0: install the same version" in found.reason
 
 
@@ -405,15 +451,17 @@ def test_a_killed_driver_leaves_no_process_and_the_same_command_resumes(
         assert driver.poll() is None
         workers = {*processes(tmp_path)}
         listening = addresses(driver.pid)
-    finally:
         driver.send_signal(signal.SIGKILL)
         driver.wait()
+        wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
+        assert len(listening) > 2
+        assert {*listening} == {"127.0.0.1"}
+        done, before = len(store.done()), calls(tmp_path)
+        subprocess.run(words, env=environment, check=True)
+    finally:
+        driver.kill()
+        driver.wait()
         shutil.rmtree(temp, ignore_errors=True)
-    wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
-    assert len(listening) > 2
-    assert {*listening} == {"127.0.0.1"}
-    done, before = len(store.done()), calls(tmp_path)
-    run(small_job(tmp_path, save_heatmaps=True), tmp_path / "out", progress=False)
     assert rows(tmp_path / "out") == wanted
     again = calls(tmp_path) - before
     assert again.total() == 16 // UNIT - done

@@ -118,7 +118,12 @@ def test_explain_and_evaluate_read_object_storage(
     object_server.upload(drawn[remote], f"{bucket}/drawn")
     scored = {}
     for folder, maps_in in ((local, str(drawn[local])), (remote, f"{bucket}/drawn")):
-        maps = ("--heatmaps", f"{maps_in}/gradcam.npz", "--out", tmp_path / f"run-{len(scored)}")
+        maps = (
+            "--heatmaps",
+            f"{maps_in}/gradcam+fit.npz",
+            "--out",
+            tmp_path / f"run-{len(scored)}",
+        )
         given = ("--model", f"{folder}/net", "--data", f"{folder}/digits")
         ran = sufficit("evaluate", *given, *maps, "--json", *FLAGS)
         assert ran.code == 0, ran.err

@@ -14,26 +14,66 @@ from small_runs import STEPS, config_for, interrupted, run_small
 from sufficit import Classifier, UserError, evaluate, explain
 from sufficit.data.images import list_images
 from sufficit.perturbation.predictions import NO_CLASS
+from sufficit.runs import config as module
 from sufficit.runs import job
-from sufficit.runs.config import DONORS, FEW, FEW_DONORS, SAMPLED, SEARCHED, RunConfig
+from sufficit.runs.config import (
+    DONORS,
+    FEW,
+    FEW_DONORS,
+    SAMPLED,
+    SEARCHED,
+    RunConfig,
+    read_toml,
+)
 from sufficit.runs.results import RunResults
 
+MASKS = {"masks": 354, "least": 18}
 
-@pytest.mark.parametrize(("images", "calls"), [(FEW, "exact"), (FEW + 1, SAMPLED)])
-def test_auto_samples_where_there_are_many_images(images: int, calls: Any) -> None:
-    assert RunConfig(model="m", data="d").for_images(images).calls == calls
+
+@pytest.mark.parametrize(
+    ("images", "sources", "calls"),
+    [
+        (4, 7, "exact"),  # 357 masks fit into 10,000 passes
+        (5, 7, 285),
+        (50, 7, 28),
+        (55, 7, SAMPLED),
+        (9_999, 7, SAMPLED),
+        (10_000, 7, 18),
+        (10_000, 0, 18),
+    ],
+)
+def test_masks_are_chosen_by_images_and_sources(images: int, sources: int, calls: Any) -> None:
+    assert RunConfig(model="m", data="d").for_images(images, sources, **MASKS).calls == calls
+
+
+def test_few_masks_are_all_asked_and_none_is_left_out_that_a_column_needs() -> None:
+    config = RunConfig(model="m", data="d")
+    assert config.for_images(10**6, 7, masks=18, least=14).calls == 14
+    assert config.for_images(10**6, 7, masks=14, least=14).calls == "exact"
+    assert config.for_images(500, 7, masks=354, least=52).calls == 52
+
+
+def test_a_run_says_how_many_masks_it_chose(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BUDGET", 11 * 4 * 30)
+    config = config_for(photos, checks="controls", value_step=0.05, percent_step=0.1)
+    results = run_small(config, tmp_path / "out")
+    assert results.config.calls == 30  # of 4 sources: the control `everything` is free
+    assert results.rows["gradcam"]["calls"].max() <= 30
+    assert read_toml(tmp_path / "out" / "RUN.toml")["calls"] == 30
 
 
 def test_a_search_asks_more_masks_on_its_sample(photos: Path) -> None:
     sampled = job.make_job(config_for(photos, calls=20, alpha_min="search"))
-    assert sampled.search_calls(FEW) is None
-    assert sampled.search_calls(FEW + 1) == SEARCHED
-    assert job.make_job(config_for(photos, alpha_min="search")).search_calls(FEW + 1) is None
+    assert sampled.search_calls() == SEARCHED
+    assert job.make_job(config_for(photos, alpha_min="search")).search_calls() is None
 
 
 @pytest.mark.parametrize("calls", [9, "exact"])
 def test_a_given_number_of_calls_stays(calls: Any) -> None:
-    assert RunConfig(model="m", data="d", calls=calls).for_images(10**6).calls == calls
+    config = RunConfig(model="m", data="d", calls=calls)
+    assert config.for_images(10**6, 7, **MASKS).calls == calls
 
 
 @pytest.mark.parametrize(
@@ -47,8 +87,8 @@ def test_a_given_number_of_calls_stays(calls: Any) -> None:
 )
 def test_a_sampled_run_of_many_images_has_few_donors(images: int, calls: Any, donors: int) -> None:
     config = RunConfig(model="m", data="d", calls=calls)
-    assert config.for_images(images).donors == donors
-    assert replace(config, donors=7).for_images(images).donors == 7
+    assert config.for_images(images, 7, **MASKS).donors == donors
+    assert replace(config, donors=7).for_images(images, 7, **MASKS).donors == 7
 
 
 def test_only_masks_that_are_asked_make_compiling_pay(
@@ -60,9 +100,10 @@ def test_only_masks_that_are_asked_make_compiling_pay(
     for calls in (20, "exact"):
         made = job.make_job(config_for(photos, calls=calls, checks="controls"))
         assert not made.compiles
-        found.append(11 * len(made.sources) * made.probes[0].calls)
+        # An empty image for the control that marks everything.
+        found.append(11 * (len(made.asked_sources) * made.probes[0].calls + 1))
     assert counted == found
-    assert found[0] == 11 * 4 * 20
+    assert found[0] == 11 * (4 * 20 + 1)
 
 
 @pytest.fixture
@@ -99,8 +140,8 @@ def test_estimates_are_marked_in_record_and_report(
     photos: Path, tmp_path: Path, sampled: RunResults
 ) -> None:
     words = sampled.record.sampled
-    assert words.startswith("Each image was asked at most 20 of ")
-    assert words.endswith("scores of a single image are estimates.")
+    assert words.startswith("Each image was scored with at most 20 of ")
+    assert "the scores of a single image are estimates." in words
     text = sampled.report(tmp_path / "report.html").read_text()
     assert "scores of a single image are estimates" in text
     rows = sampled.folder / "gradcam" / "scores.parquet"

@@ -32,21 +32,21 @@ def test_means_and_tests_are_those_of_the_rows(photos: Path, tmp_path: Path) -> 
     out = tmp_path / "out"
     results = run_small(config_for(photos, seed=4), out)
     summary = json.loads((out / "summary.json").read_text())
-    names = ("gradcam", "layercam", "random", "center")
+    names = ("gradcam", "layercam", "everything", "random", "center")
     msi = {m: rows(out, m)["msi"].to_numpy() for m in names}
     for method in results.methods:
         assert summary[method]["msi"]["mean"] == pytest.approx(rows(out, method)["msi"].mean())
     expected = compare_values(msi, seed=4, controls=names[2:])
     assert results.standing == expected
-    assert len(expected.pairs) == 5, "two methods, and each of them with both controls"
+    assert len(expected.pairs) == 7, "two methods, and each of them with three controls"
     assert summary["standing"]["ranking"] == list(expected.ranking)
     pairs = pandas.read_csv(out / "pairs.csv")
     pairs = pairs[pairs["column"] == "msi"]
     assert pairs["p_corrected"].tolist() == [pair.p_corrected for pair in expected.pairs]
-    assert pairs["seed"].tolist() == [4] * 5
-    ranked = [*expected.ranking, "random", "center"]
+    assert pairs["seed"].tolist() == [4] * 7
+    ranked = [*expected.ranking, "everything", "random", "center"]
     assert results.record.methods == ranked
-    assert results.record.controls == ["random", "center"]
+    assert results.record.controls == ["everything", "random", "center"]
 
 
 @pytest.mark.parametrize("alpha_min", [0.5, "search"])
@@ -115,8 +115,8 @@ def test_references_are_scored_and_not_ranked(photos: Path, tmp_path: Path) -> N
     results = run_small(config, tmp_path / "out", sources=sources)
     assert results.standing is not None
     assert set(results.standing.ranking) == {"gradcam", "layercam"}
-    assert results.unranked == ("random", "center", "kpca-cam")
-    assert results.controls == ("random", "center")
+    assert results.unranked == ("everything", "random", "center", "kpca-cam")
+    assert results.controls == ("everything", "random", "center")
     assert "msi" in results.summaries["kpca-cam"]
 
 
@@ -173,13 +173,13 @@ def test_the_end_of_a_run_reads_all_rows_twice(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once to choose what all images choose together, once to write."""
-    whole, reads = Store.read_arrays, Counter[tuple[int, bool]]()
+    whole, reads = Store.read, Counter[tuple[int, bool]]()
 
     def read(self: Store, unit: int, *, answers: bool = False) -> Any:
         reads[unit, answers] += 1
         return whole(self, unit, answers=answers)
 
-    monkeypatch.setattr(Store, "read_arrays", read)
+    monkeypatch.setattr(Store, "read", read)
     monkeypatch.setattr(table, "write_shown", lambda *_: {})
     run_small(config_for(photos, checks="controls"), tmp_path / "out")
     assert reads == {(unit, answers): 1 for unit in range(3) for answers in (False, True)}
@@ -192,7 +192,7 @@ def test_runs_of_more_images_than_groups_have_the_intervals_of_their_rows(
     single = run_small(config_for(photos, seed=3), tmp_path / "single", unit=9)
     monkeypatch.setattr(sums, "GROUPS", 25)
     grouped = run_small(config_for(photos, seed=3), tmp_path / "grouped", unit=9)
-    names = ("gradcam", "layercam", "random", "center")
+    names = ("gradcam", "layercam", "everything", "random", "center")
     msi = {m: grouped.rows[m]["msi"].to_numpy() for m in names}
     assert grouped.standing == compare_values(msi, seed=3, controls=names[2:])
     assert grouped.standing != single.standing

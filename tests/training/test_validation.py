@@ -52,20 +52,25 @@ def judged(
     spread: float = 0.1,
 ) -> Trust:
     """The verdict on an adapter with known leads over Grad-CAM: with both fills, at one size."""
-    noise = torch.randn(7, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    noise = torch.randn(8, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     noise -= noise.mean(1, keepdim=True)  # so that all means are known
     scores: dict[str, Any] = {}
     for k, (name, msi, other) in enumerate(
-        (("gradcam", 0.0, 0.0), ("random", -0.5, -0.5), ("center", -0.2, -0.2))
+        (
+            ("gradcam", 0.0, 0.0),
+            ("random", -0.5, -0.5),
+            ("center", -0.2, -0.2),
+            ("everything", -0.3, -0.3),
+        )
     ):
         columns = {"msi": msi + spread * noise[k], "msi_held_out": other + spread * noise[k]}
         scores[name] = Known(columns)
-    own = {"msi": lead + spread * noise[3], "msi_held_out": held_out + spread * noise[4]}
+    own = {"msi": lead + spread * noise[4], "msi_held_out": held_out + spread * noise[5]}
     own["fragments"] = torch.full((N,), parts).double()
     nothing = torch.zeros(N, dtype=torch.float64)
     sets: dict[str, Any] = {
-        "lax": KnownSets(common + spread * noise[5], 0.3, nothing),
-        "gradcam": KnownSets(0.1 + spread * noise[6], 0.4, nothing),
+        "lax": KnownSets(common + spread * noise[6], 0.3, nothing),
+        "gradcam": KnownSets(0.1 + spread * noise[7], 0.4, nothing),
     }
     return trust({"lax": Known(own, ratio), **scores}, 0.5, sets)
 

@@ -4,7 +4,7 @@ import json
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import nn
 from browsing import Tab, in_browser, launched, opened, shot
 from report_content import HOSTILE
 from sufficit import Classifier, View, evaluate, explain
+from sufficit.data.digits import synthetic_digits
 from sufficit.data.images import read_image
 from sufficit.web import Limits, Service, make_app, open_service, serve
 from sufficit.web.server import bind, url
@@ -350,6 +351,96 @@ def test_map_mask_and_numbers_can_be_downloaded(
     assert not tab.page.is_visible("#get-link"), "a link cannot bring back an upload"
 
 
+def test_the_region_is_fitted_when_it_is_wanted(
+    tab: PageTab, service: Service, digit_file: Path
+) -> None:
+    tab.upload(digit_file)
+    tab.page.locator('#maps [data-method="kpca-cam"]').click()
+    images = read_image(digit_file, service.classifier.view)[None]
+    target = torch.tensor([5])
+    (wanted,) = explain(service.classifier, images, target, method="kpca-cam", fit=True)
+    asked = len([one for one in tab.requests if one.endswith("/api/region")])
+    assert asked == 0, "only on request"
+    tab.page.locator("#by-size").click()
+    tab.page.wait_for_selector("#to-fitted:not([hidden])")
+    assert tab.drawn() == ("kpca-cam", round(1000 * wanted.share))
+    assert tab.page.inner_text("#certificate").replace("\u00a0", "") == wanted.sentence
+    assert tab.page.locator("#told tr").count() == 1 + len(wanted.fills)
+    pixels = images[0].mul(255).round().byte().permute(1, 2, 0).reshape(-1, 3).numpy()
+    for size in (215, 5, 990):
+        tab.page.locator("#size").fill(str(size))
+        assert tab.drawn() == ("kpca-cam", size)
+        cut = explain(service.classifier, images, target, method="kpca-cam", size=size / 1000)
+        region = (cut[0] >= 0.5).flatten().numpy()
+        assert np.array_equal(tab.pixels("alone"), np.where(region[:, None], pixels, 128)), size
+
+
+def test_the_model_can_be_asked_about_any_size(
+    tab: PageTab, service: Service, digit_file: Path
+) -> None:
+    tab.upload(digit_file)
+    tab.page.locator('#maps [data-method="gradcam"]').click()
+    tab.page.locator("#by-size").click()
+    tab.page.wait_for_selector("#to-fitted:not([hidden])")
+    tab.page.locator("#size").fill("215")
+    assert tab.page.inner_text("#untold") == "The model was not asked about this size."
+    tab.page.locator("#ask-size").click()
+    tab.page.wait_for_selector("#told td")
+    assert tab.page.is_hidden("#ask-size")
+    assert tab.drawn() == ("gradcam", 215), "the slider stays where it is"
+    images = read_image(digit_file, service.classifier.view)[None]
+    region = explain(service.classifier, images, method="gradcam", size=0.215) >= 0.5
+    probabilities = service.classifier(images * region[:, None]).softmax(1)[0]
+    cells = [cell.inner_text() for cell in tab.page.locator("#told tr").nth(1).locator("td").all()]
+    assert f"{100 * probabilities[5]:.1f}\u00a0%" in cells[0]
+    name, path = saved(tab, "#get-mask")
+    assert name == "five-gradcam-mask-size-0.215.png"
+    with Image.open(path) as found:
+        assert np.array_equal(np.asarray(found.convert("L")) == 255, region[0].numpy())
+    _, path = saved(tab, "#get-numbers")
+    told = json.loads(path.read_text())["region"]
+    assert 215 in [share for share, *_ in told["sizes"]]
+    assert "enough" in told["sentence"]
+
+
+def test_another_image_is_cut_by_size_too(
+    tab: PageTab, digit_file: Path, encode: Callable[..., bytes], tmp_path: Path
+) -> None:
+    tab.upload(digit_file)
+    tab.page.locator("#by-size").click()
+    tab.page.wait_for_selector("#to-fitted:not([hidden])")
+    (tmp_path / "other.png").write_bytes(encode(synthetic_digits(1, seed=7).images[0]))
+    tab.upload(tmp_path / "other.png")
+    tab.page.wait_for_selector("#to-fitted:not([hidden])")
+    assert "enough" in tab.page.inner_text("#certificate")
+    assert tab.page.inner_text("#viewer-title").startswith("other.png")
+    tab.page.fill("#target", "3")
+    tab.page.dispatch_event("#target", "change")
+    tab.page.wait_for_function(
+        "() => document.getElementById('certificate').textContent.includes('not 3')"
+    )
+
+
+def test_the_region_works_with_the_keyboard_on_a_phone(browser: Any, home: str) -> None:
+    size = {"width": 400, "height": 800}
+    with opened(browser, home, PageTab, viewport=size) as tab:
+        keys, focused = tab.page.keyboard, "document.activeElement.id"
+        tab.page.focus("#example")
+        keys.press("Enter")
+        tab.state("done")
+        for wanted in ("by-size", "size"):
+            while tab.page.evaluate(focused) != wanted:
+                keys.press("Tab")
+            if wanted == "by-size":
+                keys.press("Enter")
+                tab.page.wait_for_selector("#to-fitted:not([hidden])")
+        method, fitted = tab.drawn()
+        keys.press("ArrowRight")
+        assert tab.drawn() == (method, fitted + 5)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= 400
+        assert tab.complaints == []
+
+
 def test_it_opens_on_the_best_method(tab: PageTab, digit_file: Path) -> None:
     tab.upload(digit_file)
     values = tab.msi()
@@ -399,6 +490,13 @@ def test_a_link_restores_an_example_its_method_and_threshold(
             assert tab.page.inner_text("#viewer-title").startswith(examples[1][0])
         with opened(browser, f"{home}/#example=7&method=gradcam", PageTab) as tab:
             assert "does not have" in tab.page.inner_text("#problem")
+            assert tab.complaints == []
+        with opened(browser, f"{link}&size=0.4", PageTab) as tab:
+            tab.page.wait_for_selector("#to-fitted:not([hidden])")
+            assert tab.drawn() == ("gradcam++", 400)
+            tab.page.locator("#size").fill("120")
+            tab.page.locator("#get-link").click()
+            tab.page.wait_for_function("() => location.hash.includes('size=0.12')")
             assert tab.complaints == []
 
 

@@ -1,19 +1,14 @@
-"""The answers about one image are those of the package; the queue runs one job at a time."""
+"""The answers about one image are those of the package."""
 
-import asyncio
 import io
 import re
-import threading
-import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from starlette.testclient import TestClient
 from torch import Tensor, nn
 
@@ -21,8 +16,8 @@ from report_content import decoded
 from small_models import small_vit
 from sufficit import Classifier, Lax, View, evaluate, explain
 from sufficit.errors import UserError
+from sufficit.perturbation.fills import FILLS
 from sufficit.web import Service, open_service
-from sufficit.web.service import ModelQueue
 
 
 @pytest.mark.parametrize(
@@ -142,7 +137,7 @@ def test_adapters_and_functions_are_methods_too(
     lax = Lax(classifier.features(images)[0].shape[1])
     lax.belong_to(classifier, classifier.layer or "")
     service = open_service(classifier, "digits", {"mine": lax, "own": saliency, "cam": "gradcam"})
-    usual = {one.name: one.about for one in service.facts.methods if one.usual}
+    usual = {one["name"]: one["about"] for one in service.facts["methods"] if one["usual"]}
     assert [*usual] == ["mine", "own", "cam"]
     assert usual["own"] == "Bright pixels."
     assert {"layercam", "gradcam", "random"} < {*service.methods}
@@ -205,61 +200,13 @@ def test_the_model_is_left_as_it_was(service: Service, client: TestClient, digit
     assert all(parameter.grad is None for parameter in service.classifier.model.parameters())
 
 
-async def held(queue: ModelQueue, work: Awaitable[Any]) -> Any:
-    """A request that holds a place in the queue while it waits."""
-    with queue.place():
-        return await work
-
-
-def test_a_job_stops_when_its_client_disconnects() -> None:
-    queue, ticks = ModelQueue(1), []
-
-    def job(progress: Any) -> None:
-        for i in range(1000):
-            progress(i, 1000)
-            ticks.append(i)
-            time.sleep(0.005)
-
-    async def story() -> None:
-        task = asyncio.ensure_future(held(queue, queue.run(job)))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(ClientDisconnect):
-            await task
-        assert 1 <= len(ticks) < 100
-        again = asyncio.ensure_future(held(queue, queue.run(lambda progress: "free")))
-        await asyncio.sleep(0)
-        with pytest.raises(HTTPException, match="retry in 5 seconds"), queue.place():
-            pass
-        assert await again == "free"
-
-    asyncio.run(story())
-    assert queue.taken == 0
-
-
-def test_one_job_runs_at_a_time() -> None:
-    queue, running, most = ModelQueue(8), [], []
-
-    def job(progress: Any) -> None:
-        running.append(1)
-        most.append(len(running))
-        time.sleep(0.01)
-        running.pop()
-
-    async def story() -> None:
-        await asyncio.gather(*(queue.run(job) for _ in range(8)))
-
-    asyncio.run(story())
-    assert most == [1] * 8
-
-
 def test_only_fills_that_work_with_the_model_are_offered(
     service: Service, client_of: Callable[..., TestClient]
 ) -> None:
     usual = ["black", "mean", "blur", "noise", "road"]
     vit = open_service(Classifier(small_vit(32), view=View(crop=(32, 32))), "vit", ["random"])
     for one, fills in ((service, usual), (vit, [*usual, "drop"])):
-        assert one.facts.fills == fills
+        assert list(one.fills) == fills
         client = client_of(one)
         page = client.get("/").text.split('<select id="fill"')[1].split("</select>")[0]
         assert re.findall("<option[^>]*>([a-z]+)<", page) == fills
@@ -276,61 +223,7 @@ def test_a_vit_whose_tokens_cannot_be_left_out_is_not_offered_drop() -> None:
     model = small_vit(32)
     model.__class__ = Shifted
     found = open_service(Classifier(model, view=View(crop=(32, 32))), "vit", ["random"])
-    assert "drop" not in found.facts.fills
-
-
-def test_requests_that_wait_get_503_when_the_server_stops() -> None:
-    queue, started = ModelQueue(8), threading.Event()
-
-    def long(progress: Any) -> str:
-        started.set()
-        time.sleep(0.2)
-        return "done"
-
-    async def story() -> list[Any]:
-        jobs = [asyncio.ensure_future(held(queue, queue.run(long))) for _ in range(3)]
-        upload = asyncio.ensure_future(held(queue, asyncio.Event().wait()))
-        while not started.is_set():
-            await asyncio.sleep(0.01)
-        queue.close()
-        return await asyncio.gather(*jobs, upload, return_exceptions=True)
-
-    first, *rest = asyncio.run(story())
-    assert first == "done"
-    for error in rest:
-        assert isinstance(error, HTTPException)
-        assert (error.status_code, error.headers) == (503, {"Retry-After": "5"})
-        assert error.detail == "the server stops: retry in 5 seconds"
-    with pytest.raises(HTTPException, match="the server stops"), queue.place():
-        pass
-
-
-def test_a_request_that_runs_too_long_after_the_stop_gets_503(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("sufficit.web.service.GRACE", 0.05)
-    queue, seen, started = ModelQueue(1), [], threading.Event()
-
-    def long(progress: Any) -> None:
-        started.set()
-        try:
-            for i in range(200):
-                progress(i, 200)
-                time.sleep(0.01)
-        except ClientDisconnect:
-            seen.append("ended")
-
-    async def story() -> None:
-        job = asyncio.ensure_future(held(queue, queue.run(long)))
-        while not started.is_set():
-            await asyncio.sleep(0.01)
-        queue.close()
-        with pytest.raises(HTTPException, match="the server stops"):
-            await job
-        while not seen:
-            await asyncio.sleep(0.01)
-
-    asyncio.run(story())
+    assert "drop" not in found.fills
 
 
 def test_every_method_that_is_offered_draws(
@@ -339,3 +232,64 @@ def test_every_method_that_is_offered_draws(
     for name in service.methods:
         answer = client.post("/api/explain", files={"file": digit}, data={"methods": name})
         assert (answer.status_code, answer.json()["maps"][0]["method"]) == (200, name)
+
+
+def test_a_region_is_that_of_a_fit(
+    client: TestClient, service: Service, digit: bytes, images: Tensor
+) -> None:
+    data = {"method": "gradcam", "target": "5"}
+    found = client.post("/api/region", files={"file": digit}, data=data).json()
+    target = torch.tensor([5])
+    (wanted,) = explain(service.classifier, images, target, method="gradcam", fit=True)
+    assert found["share"] == round(1000 * wanted.share)
+    assert found["sentence"] == wanted.sentence
+    assert found["fills"] == [one.fill for one in wanted.fills]
+    shades = decoded(found["order"]).astype(int)
+    for thousandths in (5, 100, 330, found["share"], 1000):
+        size = thousandths / 1000
+        region = explain(service.classifier, images, target, method="gradcam", size=size)[0] >= 0.5
+        assert np.array_equal(shades > 255 - thousandths // 5, region.numpy()), size
+    (fitted,) = [one for one in found["sizes"] if one[0] == found["share"]]
+    for fill, answer in zip(found["fills"], fitted[1], strict=True):
+        said = next(one.region for one in wanted.fills if one.fill == fill)
+        assert answer == pytest.approx(said.confidence, abs=5e-5)
+        assert said.is_target
+
+
+@pytest.mark.parametrize("size", [0.02, 0.215, 0.8, 1.0])
+def test_the_answer_at_a_size_is_that_of_the_masked_images(
+    client: TestClient, service: Service, digit: bytes, images: Tensor, size: float
+) -> None:
+    data = {"method": "layercam", "size": size}
+    found = client.post("/api/region", files={"file": digit}, data=data).json()
+    region = explain(service.classifier, images, method="layercam", size=size) >= 0.5
+    ((share, *parts),) = found["sizes"]
+    assert share == round(1000 * size)
+    assert found["fills"] == ["black", "blur", "noise"]
+    for mask, answers in zip((region, ~region), parts, strict=True):
+        for fill, answer in zip(found["fills"], answers, strict=True):
+            shown = torch.where(mask[:, None], images, FILLS[fill](images))
+            probabilities = service.classifier(shown).softmax(1)[0]
+            confidence = answer if isinstance(answer, float) else answer[1]
+            assert confidence == pytest.approx(probabilities[5].item(), abs=1e-4)
+            named = str(int(probabilities.argmax()))
+            assert isinstance(answer, float) if named == "5" else answer[0] == named
+
+
+@pytest.mark.parametrize(
+    ("fields", "sentence"),
+    [
+        ({"size": "0"}, "size: Input should be greater than 0, got '0'"),
+        ({"size": "1.1"}, "size: Input should be less than or equal to 1"),
+        ({"size": "nan"}, "size: Input should be a finite number"),
+        ({"fill": "black"}, "fill: Extra inputs are not permitted"),
+        ({"method": "gradcm"}, "Did you mean 'gradcam'?"),
+        ({"target": "ten"}, "Unknown class 'ten'"),
+    ],
+)
+def test_wrong_fields_of_a_region_are_refused(
+    client: TestClient, digit: bytes, fields: dict[str, str], sentence: str
+) -> None:
+    answer = client.post("/api/region", files={"file": digit}, data={"method": "gradcam"} | fields)
+    assert answer.status_code == 422
+    assert sentence in answer.json()["error"]

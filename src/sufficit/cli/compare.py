@@ -1,8 +1,9 @@
 """`sufficit compare`."""
 
 import json
+import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
 OPTIONS = shown_options()
+CHECK_COLUMNS = ("msi_held_out", "fill_drop")  # of a default check: a warning says what they find
 REPORT = "report.html"  # the last file that is written
 
 
@@ -28,6 +30,10 @@ def compare(
     to: OutOption = "sufficit-compare",
     as_json: JsonOption = False,
     overwrite: OverwriteOption = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Also print how it was measured, and all warnings."),
+    ] = False,
 ) -> None:
     """Which method explains your model best? Score every method on every image.
 
@@ -63,32 +69,56 @@ def compare(
         text = f"No report, which shows MSI on images of one size. Results: {out_folder}"
         say(text)
         return
-    print_results(results)
-    say(
-        f"Report: {out_folder / REPORT}. Also there: sheet.png, curves.png, pairs.csv"
-        " (every pair of methods), METHOD/scores.parquet (one row per image). To repeat this"
-        f" run: sufficit compare --config {out_folder / 'RUN.toml'} --out ANOTHER",
-        soft_wrap=True,
+    print_results(results, verbose=verbose)
+    say(f"Report: {out_folder / REPORT}{'' if verbose else '   More: -v'}", soft_wrap=True)
+    if verbose:
+        say(
+            f"Also in {out_folder}: sheet.png, curves.png, pairs.csv (every pair of methods),"
+            " METHOD/scores.parquet (one row per image). To repeat this run: sufficit compare"
+            f" --config {out_folder / 'RUN.toml'} --out ANOTHER",
+            soft_wrap=True,
+        )
+
+
+def print_results(results: "RunResults", *, verbose: bool = False) -> None:
+    """The verdict in three lines, the table, and warnings; with `verbose` all there is to know."""
+    from sufficit.report.interpretation import cautions, notes, zero_line_words
+    from sufficit.report.tables import (
+        further_tables,
+        groups_words,
+        legend,
+        results_table,
+        short_legend,
     )
 
-
-def print_results(results: "RunResults") -> None:
-    """The table, what it means, and what to know before trusting it."""
-    from sufficit.report.answer import answer
-    from sufficit.report.interpretation import cautions, notes
-    from sufficit.report.tables import further_tables, results_table
-
     content = results.content()
-    for table in (results_table(content), *further_tables(content)):
+    found = results.verdict
+    answer = literal(found.answer)
+    answer.stylize("bold")
+    out.print(answer)
+    say(found.sure)
+    say(found.change)
+    out.print()
+    out.print(results_table(content))
+    lines = [short_legend(content), groups_words(content)]
+    if not math.isnan(content.zero_line):
+        lines.append(zero_line_words(content))
+    lines += content.made
+    if verbose:
+        lines = legend(content)
+    for line in filter(None, lines):
+        say(line)
+    hidden = () if verbose else CHECK_COLUMNS
+    for table in further_tables(content, without=hidden):
         out.print(table)
-    for line in answer(content):
-        said = literal(f"{line.word}. {line.text}")
-        out.print(f"[bold]{line.question}[/]", said, highlight=False)
-    known = [*results.answers(), *notes(content)]
-    for sentence in known:
+    if not verbose:
+        for warning in found.warnings:
+            warn(warning)
+        return
+    for sentence in notes(content):
         say(sentence)
-    for caution in (one for one in cautions(content) if one.text not in known):
-        warn(caution.text)
+    for caution in cautions(content):
+        warn(" ".join([caution.text, *caution.details]))
 
 
 def write_pictures(results: "RunResults", folder: Path) -> None:

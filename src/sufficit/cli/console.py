@@ -31,7 +31,7 @@ FIRST = {  # command: the options to read first
     ),
     "demo": ("photos", "weights", "images", "open_report", "to"),
     "evaluate": ("model", "data", "heatmaps", "alpha_min", "to"),
-    "explain": ("model", "methods", "weights", "target", "to"),
+    "explain": ("model", "methods", "fit", "weights", "target", "to"),
     "figure": ("show", "images", "methods", "width", "to"),
     "sanity": ("model", "data", "methods", "images", "to"),
     "serve": ("model", "methods", "weights", "example", "port"),
@@ -183,8 +183,11 @@ def scored(
 
     job = make_job(config)
     found = None if as_json else forecast(job, None if overwrite else folder, workers)
-    if found is not None and found.seconds >= LONG:
-        err.print(literal(found.words), soft_wrap=True, highlight=False)
+    if found is not None:
+        chosen = found.masks(job) if config.calls == "auto" else ""
+        long = found.words if found.seconds >= LONG else ""
+        for line in filter(None, (chosen, long)):
+            err.print(literal(line), soft_wrap=True, highlight=False)
     progress = False if as_json else None
     with spreading(workers, job) as (job, spread):
         return run(job, folder, overwrite=overwrite, progress=progress, spread=spread)

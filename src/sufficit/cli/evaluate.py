@@ -57,7 +57,8 @@ def evaluate(
 
     sufficit evaluate --model saved/birds --data birds --heatmaps a.npz --checks leak,fill
     """
-    from sufficit.report.interpretation import control_words
+    from sufficit.report.interpretation import control_words, unmarked_remark
+    from sufficit.sums import few_images
 
     config = replace(config, methods=(f"{SOURCE}={heatmaps}",))
     out_folder, data = place(to), place(config.data)
@@ -76,13 +77,15 @@ def evaluate(
             warn("the model misses most labels: are they its own classes?")
     else:
         out.print("Targets: the model's own predictions.")
-    for answer in results.answers():
-        say(answer)
+    for sentence in results.made():
+        say(sentence)
     if results.controls and results.standing is not None and results.shown is not None:
         say(control_words(results.content()))
     leak_warning = results.record.leak_warnings.get(SOURCE)  # those of controls are no news
-    for remark in (*results.remarks(), leak_warning):
-        if remark is not None and remark not in results.answers():
+    dim = {name: k for name, k in results.unmarked.items() if name not in results.unranked}
+    marked = [unmarked_remark(results.n, dim, results.alpha_min)] if dim else []
+    for remark in (*results.remarks(), *marked, few_images(results.n), leak_warning):
+        if remark is not None:
             warn(remark)
     if verbose:
         calls = results.rows.column(SOURCE, "calls")

@@ -30,7 +30,12 @@ def methods(
 
     sufficit methods --json
     """
-    from sufficit.explainers.registry import EXPLAINERS, explainer_named, method_facts
+    from sufficit.explainers.registry import (
+        EXPLAINERS,
+        RECOMMENDED,
+        explainer_named,
+        method_facts,
+    )
     from sufficit.report.tables import AGNOSTIC
 
     chosen = {name: explainer_named(name)} if name else EXPLAINERS
@@ -62,6 +67,12 @@ def methods(
         "cost: forward passes per image, a backward pass counted as two;"
         f" {AGNOSTIC} class-agnostic: the same map for every class. Options of a method, as in"
         " finer-cam:nearest=5: sufficit methods NAME.",
+        highlight=False,
+    )
+    usual, attribution = RECOMMENDED["convolutional"], RECOMMENDED["transformer"]
+    out.print(
+        f"Recommended, and used by sufficit explain without --methods: {usual}; {attribution} for a"
+        " vision transformer.",
         highlight=False,
     )
 

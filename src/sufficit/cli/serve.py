@@ -2,7 +2,7 @@
 
 import socket
 from importlib.util import find_spec
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,9 +39,6 @@ def serve(
     max_megapixels: Annotated[
         float, typer.Option(help="Largest image, in million pixels.", min=0.01)
     ] = 25.0,
-    max_waiting: Annotated[
-        int, typer.Option(help="Requests that may wait; further ones get 503.", min=0)
-    ] = 16,
 ) -> None:
     """Serve a page for one model: drop an image, see its heatmaps and their scores.
 
@@ -64,22 +61,23 @@ def serve(
     from sufficit.runs.job import load_model
     from sufficit.web.server import bind, is_local, url
 
-    limits = web.Limits(
-        bytes=int(max_mb * 1e6), pixels=int(max_megapixels * 1e6), places=1 + max_waiting
-    )
+    limits = web.Limits(bytes=int(max_mb * 1e6), pixels=int(max_megapixels * 1e6))
     with bind(host, port) as listening:  # before the model: a taken port fails at once
         classifier = load_model(config)
         files = [place(word) for word in example or []]
         examples = [(file.name, web.example_image(file, limits)) for file in files]
         methods = methods_from(config.methods)
         service = web.open_service(classifier, config.model, methods, config.value_step)
-        local, page = is_local(listening), url(listening)
-        names = [*(allow_host or []), *([] if local else [socket.gethostname()])]
-        access: Any = {"names": names, "loopback": local}
-        app_of_page = web.make_app(service, limits, examples=examples, title=title, **access)
+        page, local = url(listening), is_local(listening)
+        names = [*(allow_host or []), *([] if local else [socket.gethostname(), host])]
+        app_of_page = web.make_app(service, limits, examples=examples, title=title, names=names)
         say(f"{config.model} at {page}; Ctrl-C stops it.")
         out.file.flush()  # a log file gets the line now
         if not local:
-            warn("the page has no password: anyone who can reach this port can use it.")
+            warn(
+                "the page has no password: anyone who can reach this port can use it. It belongs"
+                f" behind a proxy that asks for one. Requests may name {', '.join(names)} and"
+                " localhost as their host; --allow-host NAME adds another."
+            )
         show_page(page, open_page)  # the browser waits until the server starts
         web.serve(app_of_page, listening)

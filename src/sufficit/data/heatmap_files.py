@@ -1,11 +1,15 @@
-"""Heatmap files: .npz or .safetensors with one array [h,w] per image, keyed by the image's name."""
+"""Heatmap files: .npz or .safetensors with one array [h,w] per image, keyed by the image's name.
 
-from collections.abc import Callable, Iterable, Iterator
+A map that is cut is stored as the map before the cut, and the share of the pixels that it marks: a
+number under the image's key and SHARE.
+"""
+
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from hashlib import file_digest, sha256
 from pathlib import Path, PurePosixPath
 from threading import Lock
-from typing import IO, Any
+from typing import IO, Any, Protocol
 from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
@@ -15,6 +19,8 @@ from torch import Tensor
 from sufficit.data.image_files import check_there
 from sufficit.errors import GoneError, UserError
 from sufficit.files import local_file, writing
+
+SHARE = "@share"  # behind an image's key
 
 
 class HeatmapError(UserError):
@@ -32,7 +38,9 @@ class HeatmapFile:
             raise UserError(f"no heatmap file at {path}: check the path")
         if path.suffix not in (".npz", ".safetensors"):
             raise UserError(f"heatmaps must be a .npz or .safetensors file, got {path.name}")
-        self.path, self._closing = path, ExitStack()
+        self.path = path
+        self._closing = ExitStack()
+        self._shares: dict[str, str] = {}  # key -> the member that holds its share
         self._members: dict[str, Any]  # of a .npz, with what the archive says about each
         try:
             if path.suffix == ".npz":
@@ -51,7 +59,13 @@ class HeatmapFile:
             if isinstance(error, GoneError):
                 raise
             raise UserError(f"{path} could not be read as heatmaps: {error}") from error
-        self.keys = list(self._members)
+        self._shares = {
+            name.removesuffix(SHARE): name
+            for name in self._members
+            if name.endswith(SHARE) and name.removesuffix(SHARE) in self._members
+        }
+        self._maps = self._members.keys() - self._shares.values()
+        self.keys = [name for name in self._members if name in self._maps]
         self._fits: dict[str, str] = {}  # key -> the first image that it fits
         self._loose: set[str] = set()  # keys that are not the full name of their image
         self._lock = Lock()  # several threads read
@@ -69,7 +83,7 @@ class HeatmapFile:
         """
         path = PurePosixPath(name)
         forms = dict.fromkeys([name, path.with_suffix("").as_posix(), path.name, path.stem])
-        fits = [form for form in forms if form in self._members]  # the most exact one first
+        fits = [form for form in forms if form in self._maps]  # the most exact one first
         with self._lock:
             if fits and fits[0] != name:
                 self._loose.add(fits[0])
@@ -86,24 +100,43 @@ class HeatmapFile:
     def digest(self) -> str:
         """A short hash of the file's heatmaps."""
         if self.path.suffix == ".npz":
+            # The archive has a checksum of each array, so that none need be unpacked.
             known = [(name, info.CRC, info.file_size) for name, info in self._members.items()]
             return sha256(repr(known).encode()).hexdigest()[:16]
         with self._local.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()[:16]
 
+    @property
+    def is_cut(self) -> bool:
+        """Whether its maps are stored before the cut, with shares."""
+        return bool(self._shares)
+
+    def share(self, key: str) -> float:
+        """The share of the pixels that a cut map marks: above 0, at most 1."""
+        what = f"the share of heatmap {key!r} of {self.path}"
+        if key not in self._shares:
+            raise HeatmapError(f"{what} is missing, and other heatmaps of the file have one")
+        found = self._read(self._shares[key], what, dimensions=0).item()
+        if not 0 < found <= 1:
+            raise HeatmapError(f"{what} must be above 0 and at most 1, got {found}")
+        return float(found)
+
     def read(self, key: str) -> Tensor:
-        """One heatmap: [h,w] float32."""
-        what = f"heatmap {key!r} of {self.path}"
+        """One heatmap, before the cut if it is cut: [h,w] float32."""
+        return self._read(key, f"heatmap {key!r} of {self.path}", dimensions=2).float()
+
+    def _read(self, key: str, what: str, dimensions: int) -> Tensor:
+        """One array."""
         try:
             with self._lock:
                 if self.path.suffix == ".npz":
                     with self._file.open(self._members[key]) as file:
-                        return _read_npy(file, what)
-                _check_shape(tuple(self._file.get_slice(key).get_shape()), what)
+                        return _read_npy(file, what, dimensions)
+                _check_shape(tuple(self._file.get_slice(key).get_shape()), what, dimensions)
                 found: Tensor = self._file.get_tensor(key)
                 if found.is_complex():
                     raise ValueError(f"expected numbers, got {found.dtype}")
-                return found.float()
+                return found
         except (HeatmapError, GoneError):
             raise
         except Exception as error:  # zip, numpy and safetensors have many errors of their own
@@ -119,27 +152,43 @@ def write_heatmaps(path: Path, heatmaps: dict[str, Tensor] | Iterable[tuple[str,
             write(name, value)
 
 
+class Write(Protocol):
+    """Writes one heatmap of a file."""
+
+    def __call__(self, name: str, value: Tensor, share: float | None = None, /) -> None:
+        """Write the map of an image [h,w]; one that is cut as it was before, with its share."""
+
+
 @contextmanager
-def heatmap_writer(path: Path) -> Iterator[Callable[[str, Tensor], None]]:
+def heatmap_writer(path: Path) -> Iterator[Write]:
     """A function that writes one heatmap by its image's name: [h,w]."""
     with writing(path) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
 
-        def write(name: str, value: Tensor) -> None:
-            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, value.cpu().numpy(), allow_pickle=False)
+        def write(name: str, value: Tensor, share: float | None = None, /) -> None:
+            _write_npy(archive, name, value.cpu().numpy())
+            if share is not None:
+                _write_npy(archive, name + SHARE, np.float64(share))
 
         yield write
 
 
-def _read_npy(file: IO[bytes], what: str) -> Tensor:
+def _write_npy(archive: ZipFile, name: str, array: Any) -> None:
+    # Not numpy's savez, which holds all arrays in memory at once.
+    with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+        np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
+
+
+def _read_npy(file: IO[bytes], what: str, dimensions: int) -> Tensor:
     array = np.lib.format.read_array(file, allow_pickle=False)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"expected numbers, got {array.dtype}")
-    _check_shape(array.shape, what)
+    _check_shape(array.shape, what, dimensions)
+    kind = np.float32 if dimensions == 2 else np.float64
     with np.errstate(over="ignore"):  # infinite values are reported later
-        return torch.from_numpy(array.astype(np.float32, order="C"))
+        return torch.from_numpy(np.ascontiguousarray(array.astype(kind)).reshape(array.shape))
 
 
-def _check_shape(shape: tuple[int, ...], what: str) -> None:
-    if len(shape) != 2 or 0 in shape:
-        raise HeatmapError(f"{what} must be [h,w], got {list(shape)}")
+def _check_shape(shape: tuple[int, ...], what: str, dimensions: int) -> None:
+    if len(shape) != dimensions or 0 in shape:
+        wanted = "[h,w]" if dimensions == 2 else "a number"
+        raise HeatmapError(f"{what} must be {wanted}, got {list(shape)}")

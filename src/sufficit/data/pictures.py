@@ -1,18 +1,9 @@
-"""Image files to pixels with Pillow alone, within limits: every bad file is a BadImageError.
+"""Image files to pixels with Pillow alone, within limits: every bad file is a BadImageError."""
 
-Nothing here imports torch, so that `python -m sufficit.data.pictures` starts at once: the page
-decodes untrusted images in such a process, which it can kill.
-"""
-
-import json
-import sys
-import warnings
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from io import BytesIO
+from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, BinaryIO
 
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -26,7 +17,6 @@ FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 TIFF_SIZE = (256, 257)  # the tags of width and height, as they are stored
 TURNED = 274  # the tag of EXIF that says how to turn an image
 CRITICAL = (b"PLTE", b"IDAT")  # chunks of a PNG whose checksums Pillow does not check
-SPARE_BYTES, BYTES_PER_PIXEL = 2**29, 24  # memory of a process that decodes
 RESAMPLING = {mode.name.lower(): mode for mode in Image.Resampling}
 RESAMPLING["nearest-exact"] = Image.Resampling.NEAREST
 
@@ -112,7 +102,8 @@ def _check_sums(content: bytes) -> None:
     place = 8
     while place + 12 <= len(content):
         end = place + 8 + int.from_bytes(content[place : place + 4])
-        kind, found = content[place + 4 : place + 8], content[end : end + 4]
+        kind = content[place + 4 : place + 8]
+        found = content[end : end + 4]
         wanted = zlib.crc32(memoryview(content)[place + 4 : end]) if kind in CRITICAL else None
         if wanted is not None and len(found) == 4 and int.from_bytes(found) != wanted:
             raise BadImageError(f"not a readable image (wrong checksum of {kind.decode()})")
@@ -157,41 +148,3 @@ def seen(image: Image.Image, view: "View") -> Image.Image:
 def _start(side: int, crop: int) -> int:
     """Where a crop of the centre starts; below 0 if the side is shorter than the crop."""
     return round((side - crop) / 2) if side >= crop else -((crop - side) // 2)
-
-
-def main() -> None:
-    """Decode what comes on standard input until it ends: a line of JSON and a file each time."""
-    requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    sys.stdout = sys.stderr  # nothing else may be written among the answers
-    warnings.simplefilter("ignore")
-    answers.write(b"ready\n")  # the time to start is not that of an image
-    answers.flush()
-    while line := requests.readline():
-        asked = json.loads(line)
-        _limit_memory(SPARE_BYTES + BYTES_PER_PIXEL * asked["pixels"])
-        file, view = BytesIO(requests.read(asked["bytes"])), SimpleNamespace(**asked["view"])
-        pixels = b""
-        try:
-            found = read_picture(file, view, FORMATS, asked["pixels"])  # type: ignore[arg-type]  # like a View
-            pixels = found.tobytes()
-            answer = {"mode": found.mode, "size": found.size, "bytes": len(pixels)}
-        except BadImageError as error:
-            # A refusal of ours has no cause, and its words are plain.
-            cause = error.__cause__ is not None
-            answer = {"error": str(error)[:500], "kind": type(error).__name__, "cause": cause}
-            if isinstance(error.__cause__, MemoryError):
-                answer["kind"] = LargeImageError.__name__
-        answers.write(json.dumps(answer).encode() + b"\n" + pixels)
-        answers.flush()
-
-
-def _limit_memory(most: int) -> None:
-    """Let the process have so many bytes of memory and no more, where the system can."""
-    with suppress(ImportError, ValueError, OSError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
-
-
-if __name__ == "__main__":
-    main()

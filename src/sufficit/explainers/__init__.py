@@ -9,9 +9,10 @@ from sufficit.explainers.explanation import (
     explain_all,
     learned,
     methods_for,
+    recommended,
 )
 from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named
 
 __all__ = ["CAMS", "EXPLAINERS", "Explainer", "Method", "Methods", "Option", "OwnMethod"]
-__all__ += ["explain_all", "explainer_named", "learned", "methods_for"]
+__all__ += ["explain_all", "explainer_named", "learned", "methods_for", "recommended"]
 __all__ += ["target_logits"]

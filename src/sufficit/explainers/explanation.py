@@ -1,5 +1,6 @@
 """`explain_all`: images in, heatmaps out. Methods share their forward and backward passes."""
 
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,7 +19,13 @@ from sufficit.explainers.explainer import Explainer
 from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.guard import call_guarded, join_tensors
 from sufficit.explainers.lax import Lax
-from sufficit.explainers.registry import CAMS, EXPLAINERS, explainer_named, word_of
+from sufficit.explainers.registry import (
+    CAMS,
+    EXPLAINERS,
+    RECOMMENDED,
+    explainer_named,
+    word_of,
+)
 from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
 from sufficit.perturbation.predict import halved, usual_batch
@@ -48,6 +55,10 @@ class DrawnMaps:
             return cut_at(resize(self.maps, size), self.shares.to(self.maps.device))
         return resize(self.maps, size) if self.final else normalize(resize(self.stretched, size))
 
+    def order_at(self, size: tuple[int, int]) -> Tensor:
+        """The order of all pixels, negative parts included: [N,H,W] in 0..1."""
+        return normalize(resize(self.maps, size))
+
     @property
     def stretched(self) -> Tensor:
         """The positive part in 0..1, zeros where it has no spread: [N,h,w]."""
@@ -70,7 +81,8 @@ def cut_at(order: Tensor, shares: Tensor) -> Tensor:
     """
     pixels = order[0].numel()
     places = ranks(order).double()
-    inside = (shares.double() * pixels + 0.5).floor()[:, None, None]
+    # To the nearest whole pixel, as `runs` counts.
+    inside = ((shares.double() * pixels).round(decimals=6) + 0.5).floor()[:, None, None]
     marked = 1 - EDGE * places / inside.clamp(min=1)
     rest = EDGE * (pixels - places) / (pixels - inside).clamp(min=1)
     return torch.where(places < inside, marked, rest.clamp(max=EDGE))
@@ -105,6 +117,19 @@ def explain_all(
     h, w = images.shape[2:]
     with torch.inference_mode(False):
         return {name: one.at((h, w)) for name, one in drawn.items()}
+
+
+def recommended(classifier: Classifier, images: Tensor) -> str:
+    """The method that is recommended for a model, which is tried on the first image."""
+    attribution = RECOMMENDED["transformer"]
+    copy = classifier.over(classifier.model)  # so that no layer that is found stays
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", EmptyHeatmapWarning)
+            draw_all(copy, images[:1], None, [attribution], progress=False)
+    except UserError:  # no attention that it could read
+        return RECOMMENDED["convolutional"]
+    return attribution
 
 
 def draw_all(

@@ -61,7 +61,7 @@ def _entry(name: str) -> Explainer:
 
 
 def method_facts(explainer: Explainer) -> dict[str, Any]:
-    """What lists of methods say of one."""
+    """Return the facts of a method that lists show."""
     return {
         "description": explainer.description,
         "for": explainer.what_for,
@@ -97,121 +97,193 @@ def center(images: Tensor, seed: int = 0) -> Tensor:
     return normalize((down[:, None] * right)[None]).expand(n, h, w).clone()
 
 
+def everything(images: Tensor, seed: int = 0) -> Tensor:
+    """Ones: the whole image is marked: [N,C,H,W] -> [N,H,W]."""
+    n, _, h, w = images.shape
+    return torch.ones(n, h, w, dtype=torch.float32, device=images.device)
+
+
 _GRADIENT = 3  # a forward and a backward pass
 _GAMMA = Option(0.25, "more weight for contributions of the output's sign", least=0.0)
 _FILL = Option("black", "what hidden pixels show", choices=("black", "mean", "blur", "noise"))
 EXPLAINERS: dict[str, Explainer] = {
     "gradcam": Explainer(
-        "channels weighted by their mean gradient", "gradients", cams.gradcam,
-        "the usual first look at a CNN", "Selvaraju et al. 2017", cost=_GRADIENT,
+        description="channels weighted by their mean gradient",
+        needs="gradients",
+        draw=cams.gradcam,
+        what_for="the usual first look at a CNN",
+        reference="Selvaraju et al. 2017",
+        cost=_GRADIENT,
     ),
     "gradcam++": Explainer(
-        "channels weighted by their positive gradients, higher orders included",
-        "gradients", cams.gradcam_plus_plus,
-        "several objects of one class in an image", "Chattopadhay et al. 2018", cost=_GRADIENT,
+        description="channels weighted by their positive gradients, higher orders included",
+        needs="gradients",
+        draw=cams.gradcam_plus_plus,
+        what_for="several objects of one class in an image",
+        reference="Chattopadhay et al. 2018",
+        cost=_GRADIENT,
     ),
     "layercam": Explainer(
-        "each cell weighted by its own positive gradient", "gradients", cams.layercam,
-        "finer maps, also from early layers", "Jiang et al. 2021", cost=_GRADIENT,
+        description="each cell weighted by its own positive gradient",
+        needs="gradients",
+        draw=cams.layercam,
+        what_for="finer maps, also from early layers",
+        reference="Jiang et al. 2021",
+        cost=_GRADIENT,
     ),
     "hirescam": Explainer(
-        "features times gradients, cell by cell", "gradients", cams.hirescam,
-        "cells that provably raised the logit, if one linear layer follows the features",
-        "Draelos and Carin 2020", cost=_GRADIENT,
+        description="features times gradients, cell by cell",
+        needs="gradients",
+        draw=cams.hirescam,
+        what_for="cells that provably raised the logit, if one linear layer follows the features",
+        reference="Draelos and Carin 2020",
+        cost=_GRADIENT,
     ),
     "kpca-cam": Explainer(
-        "first kernel principal component of the features, the same for every class",
-        "features", cams.kpca_cam,
-        "what stands out in the features, without gradients", "Karmani et al. 2024",
+        description="first kernel principal component of the features, the same for every class",
+        needs="features",
+        draw=cams.kpca_cam,
+        what_for="what stands out in the features, without gradients",
+        reference="Karmani et al. 2024",
         class_agnostic=True,
     ),
     "eigencam": Explainer(
-        "projection on the first principal component of the features, the same for every class",
-        "features", cams.eigencam,
-        "what stands out in the features, without gradients", "Muhammad and Yeasin 2020",
+        description=(
+            "projection on the first principal component of the features, the same for every class"
+        ),
+        needs="features",
+        draw=cams.eigencam,
+        what_for="what stands out in the features, without gradients",
+        reference="Muhammad and Yeasin 2020",
         class_agnostic=True,
     ),
     "finer-cam": Explainer(
-        "Grad-CAM of the target's logit against those of the nearest classes",
-        "gradients", cams.gradcam,
-        "what sets the class apart from similar ones", "Zhang et al. 2025", cost=_GRADIENT,
+        description="Grad-CAM of the target's logit against those of the nearest classes",
+        needs="gradients",
+        draw=cams.gradcam,
+        what_for="what sets the class apart from similar ones",
+        reference="Zhang et al. 2025",
+        cost=_GRADIENT,
         score=cams.contrast,
         options={
             "nearest": Option(3, "classes to compare with", least=1),
             "reading": Option(
-                "weighted", "the grad-cam package's formula, or the paper's mean",
+                "weighted",
+                "the grad-cam package's formula, or the paper's mean",
                 choices=("weighted", "mean"),
             ),
         },
     ),
     "rollout": Explainer(
-        "product of all blocks' attention, the same for every class",
-        "attention", attention.rollout,
-        "where a transformer's tokens come from", "Abnar and Zuidema 2020",
-        class_agnostic=True, nets="transformer", sign="none",
+        description="product of all blocks' attention, the same for every class",
+        needs="attention",
+        draw=attention.rollout,
+        what_for="where a transformer's tokens come from",
+        reference="Abnar and Zuidema 2020",
+        class_agnostic=True,
+        nets="transformer",
+        sign="none",
     ),
     "generic-attribution": Explainer(
-        "attention times its gradient, rolled over the blocks",
-        "model", attention.generic_attribution,
-        "the tokens of a transformer that speak for the class", "Chefer et al. 2021",
-        cost=_GRADIENT, nets="transformer", sign="none",
+        description="attention times its gradient, rolled over the blocks",
+        needs="model",
+        draw=attention.generic_attribution,
+        what_for="the tokens of a transformer that speak for the class",
+        reference="Chefer et al. 2021",
+        cost=_GRADIENT,
+        nets="transformer",
+        sign="none",
     ),
     "attnlrp": Explainer(
-        "the logit brought back through a transformer by rules of relevance",
-        "model", relevance.attnlrp,
-        "pixels that speak for the class of a transformer, in one backward pass",
-        "Achtibat et al. 2024", cost=_GRADIENT, nets="transformer", signed=True,
+        description="the logit brought back through a transformer by rules of relevance",
+        needs="model",
+        draw=relevance.attnlrp,
+        what_for="pixels that speak for the class of a transformer, in one backward pass",
+        reference="Achtibat et al. 2024",
+        cost=_GRADIENT,
+        nets="transformer",
+        signed=True,
         options={"gamma": replace(_GAMMA, default=0.05)},
     ),
     "lrp": Explainer(
-        "the logit brought back through a CNN by the rules epsilon, gamma and box",
-        "model", relevance.lrp,
-        "pixels that speak for the class of a CNN, in one backward pass", "Montavon et al. 2019",
-        cost=_GRADIENT, nets="convolutional", signed=True, options={"gamma": _GAMMA},
+        description="the logit brought back through a CNN by the rules epsilon, gamma and box",
+        needs="model",
+        draw=relevance.lrp,
+        what_for="pixels that speak for the class of a CNN, in one backward pass",
+        reference="Montavon et al. 2019",
+        cost=_GRADIENT,
+        nets="convolutional",
+        signed=True,
+        options={"gamma": _GAMMA},
     ),
     "input-x-gradient": Explainer(
-        "the image times its gradient", "model", gradients.input_x_gradient,
-        "the cheapest attribution per pixel", "Shrikumar et al. 2016", signed=True, cost=_GRADIENT,
+        description="the image times its gradient",
+        needs="model",
+        draw=gradients.input_x_gradient,
+        what_for="the cheapest attribution per pixel",
+        reference="Shrikumar et al. 2016",
+        signed=True,
+        cost=_GRADIENT,
     ),
     "integrated-gradients": Explainer(
-        "gradients along the line from a baseline, times the difference to it",
-        "model", gradients.integrated_gradients,
-        "attributions per pixel that sum to the change of the logit", "Sundararajan et al. 2017",
-        cost=lambda steps, **_: 3 * steps, signed=True,
+        description="gradients along the line from a baseline, times the difference to it",
+        needs="model",
+        draw=gradients.integrated_gradients,
+        what_for="attributions per pixel that sum to the change of the logit",
+        reference="Sundararajan et al. 2017",
+        cost=lambda steps, **_: 3 * steps,
+        signed=True,
         options={
             "steps": Option(50, "points on the line", least=1),
             "baseline": replace(_FILL, about="the image that shows nothing"),
         },
     ),
     "expected-gradients": Explainer(
-        "integrated gradients over many baselines, each with a random point of its line",
-        "model", gradients.expected_gradients,
-        "attributions per pixel that hang on no single baseline", "Erion et al. 2021",
-        cost=lambda samples, **_: 3 * samples, signed=True,
+        description=(
+            "integrated gradients over many baselines, each with a random point of its line"
+        ),
+        needs="model",
+        draw=gradients.expected_gradients,
+        what_for="attributions per pixel that hang on no single baseline",
+        reference="Erion et al. 2021",
+        cost=lambda samples, **_: 3 * samples,
+        signed=True,
         options={
             "samples": Option(50, "baselines drawn", least=1),
             "baselines": Option("noise", "noise, or a folder of images such as the training data"),
         },
     ),
     "smoothgrad": Explainer(
-        "the mean gradient at noisy copies of the image", "model", gradients.smoothgrad,
-        "pixels the logit reacts to, without the noise of one gradient", "Smilkov et al. 2017",
-        cost=lambda samples, **_: 3 * samples, sign="absolute", signed=True,
+        description="the mean gradient at noisy copies of the image",
+        needs="model",
+        draw=gradients.smoothgrad,
+        what_for="pixels the logit reacts to, without the noise of one gradient",
+        reference="Smilkov et al. 2017",
+        cost=lambda samples, **_: 3 * samples,
+        sign="absolute",
+        signed=True,
         options={
             "samples": Option(25, "noisy copies", least=1),
             "noise": Option(0.15, "std of the noise, as a share of the image's range", least=0.0),
         },
     ),
     "scorecam": Explainer(
-        "channels weighted by the logit that each leaves as a mask", "model", masking.scorecam,
-        "a CAM without gradients", "Wang et al. 2020",
+        description="channels weighted by the logit that each leaves as a mask",
+        needs="model",
+        draw=masking.scorecam,
+        what_for="a CAM without gradients",
+        reference="Wang et al. 2020",
         cost=lambda channels, **_: channels + 1 if channels else "K + 1",
         options={"channels": Option(0, "ask those with the highest mean only; 0: all", least=0)},
     ),
     "occlusion": Explainer(
-        "how much the confidence falls when a square is hidden", "model", masking.occlusion,
-        "a measured effect per place, for any model", "Zeiler and Fergus 2014",
-        cost=lambda grid, window, **_: (grid - window + 1) ** 2 + 1, signed=True,
+        description="how much the confidence falls when a square is hidden",
+        needs="model",
+        draw=masking.occlusion,
+        what_for="a measured effect per place, for any model",
+        reference="Zeiler and Fergus 2014",
+        cost=lambda grid, window, **_: (grid - window + 1) ** 2 + 1,
+        signed=True,
         options={
             "grid": Option(14, "cells per side; the square moves by one", least=1),
             "window": Option(2, "cells per side of the square", least=1),
@@ -219,9 +291,13 @@ EXPLAINERS: dict[str, Explainer] = {
         },
     ),
     "rise": Explainer(
-        "mean of random masks, weighted by the confidence that they leave", "model", masking.rise,
-        "any model that answers, also without gradients", "Petsiuk et al. 2018",
-        cost=lambda masks, **_: masks, sign="none",
+        description="mean of random masks, weighted by the confidence that they leave",
+        needs="model",
+        draw=masking.rise,
+        what_for="any model that answers, also without gradients",
+        reference="Petsiuk et al. 2018",
+        cost=lambda masks, **_: masks,
+        sign="none",
         options={
             "masks": Option(4000, "random masks, the same for all images", least=1),
             "cells": Option(7, "cells per side", least=1),
@@ -230,9 +306,13 @@ EXPLAINERS: dict[str, Explainer] = {
         },
     ),
     "kernel-shap": Explainer(
-        "Shapley values of square cells", "model", masking.kernel_shap,
-        "a fair share of the logit for every place", "Lundberg and Lee 2017",
-        cost=lambda samples, **_: samples + 2, signed=True,
+        description="Shapley values of square cells",
+        needs="model",
+        draw=masking.kernel_shap,
+        what_for="a fair share of the logit for every place",
+        reference="Lundberg and Lee 2017",
+        cost=lambda samples, **_: samples + 2,
+        signed=True,
         options={
             "grid": Option(7, "cells per side", least=1),
             "samples": Option(1000, "coalitions of cells", least=2),
@@ -240,35 +320,68 @@ EXPLAINERS: dict[str, Explainer] = {
         },
     ),
     "extremal-perturbation": Explainer(
-        "the smooth mask of a given area that keeps the logit highest, by gradient steps",
-        "model", extremal.extremal_perturbation,
-        "the part of an image that suffices, searched for each image", "Fong et al. 2019",
-        final=True, cost=lambda steps, **_: 3 * steps, sign="none",
+        description=(
+            "the smooth mask of a given area that keeps the logit highest, by gradient steps"
+        ),
+        needs="model",
+        draw=extremal.extremal_perturbation,
+        what_for="the part of an image that suffices, searched for each image",
+        reference="Fong et al. 2019",
+        final=True,
+        cost=lambda steps, **_: 3 * steps,
+        sign="none",
         options={
             "area": Option(0.1, "share of the pixels to keep", least=0.001, most=0.999),
             "steps": Option(800, "gradient steps", least=1),
         },
     ),
     "region-search": Explainer(
-        "the box of each image that scores best when it is asked: the ceiling, not an explanation",
-        "model", region_search,
-        "what a method can reach, and with one fill what MSI can be made to say",
-        final=True, cost=lambda calls, **_: calls, sign="none",
+        description=(
+            "the box of each image that scores best when it is asked: the ceiling, not an"
+            " explanation"
+        ),
+        needs="model",
+        draw=region_search,
+        what_for="what a method can reach, and with one fill what MSI can be made to say",
+        final=True,
+        cost=lambda calls, **_: calls,
+        sign="none",
         options={
             "calls": Option(1500, "forward passes per image, at most", least=18),
             "fills": Option("+".join(FILLS), "fills to search with, + between them"),
             "score": Option("confidence", "what a box scores", choices=("accuracy", "confidence")),
         },
     ),
+    "everything": Explainer(
+        "control: the whole image, the zero line",
+        "images",
+        everything,
+        "a map with a lower MSI is worse than marking the whole image",
+        class_agnostic=True,
+        cost=0,
+        sign="none",
+    ),
     "random": Explainer(
-        "control: uniform noise", "images", random,
-        "a control that any method must beat", class_agnostic=True, cost=0, sign="none",
+        description="control: uniform noise",
+        needs="images",
+        draw=random,
+        what_for="a control that any method must beat",
+        class_agnostic=True,
+        cost=0,
+        sign="none",
     ),
     "center": Explainer(
-        "control: a Gaussian in the middle", "images", center,
-        "a control that any method must beat", class_agnostic=True, cost=0, sign="none",
+        description="control: a Gaussian in the middle",
+        needs="images",
+        draw=center,
+        what_for="a control that any method must beat",
+        class_agnostic=True,
+        cost=0,
+        sign="none",
     ),
-}  # fmt: skip
+}
 
 CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 """The five CAMs of the paper's tables."""
+RECOMMENDED = {"convolutional": "gradcam", "transformer": "generic-attribution"}
+"""What a region is cut from if no method is named, by the kind of network."""

@@ -147,7 +147,7 @@ class LeakMeter:
         """The classes predicted for whole images: [N]."""
         every = torch.arange(len(images), device="cpu")
         whole = torch.ones(1, *images.shape[2:], dtype=torch.bool, device="cpu")
-        return self.asked.views(images, whole, (every, torch.zeros_like(every))).named
+        return self.asked.views(images, whole, (every, torch.zeros_like(every))).named.cpu()
 
     @property
     def calls(self) -> int:
@@ -176,7 +176,7 @@ class LeakMeter:
     ) -> Tensor:
         """Return the class predicted for each view through the mask M > alpha_min: [T]."""
         masks = masks_of(heatmaps, show(self.alpha_min), self.asked.model.device)
-        return self.asked.views(images, masks, views, targets=targets).named
+        return self.asked.views(images, masks, views, targets=targets).named.cpu()
 
     def measure(self, heatmaps: Tensor, targets: Tensor, numbers: Sequence[int]) -> Leak:
         """Return the leak of M methods, method after method: [MN,H,W], [N] -> each [MN].

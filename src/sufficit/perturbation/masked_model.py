@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from sufficit.classifier.acceleration import FastCopy
 from sufficit.classifier.classifier import Classifier
 from sufficit.data.batch import Batch
-from sufficit.perturbation.bands import EVERYTHING, Band
+from sufficit.perturbation.bands import EVERYTHING, NOTHING, Band, runs
 from sufficit.perturbation.fills import rows_of
 from sufficit.perturbation.predict import predict, predict_views, usual_batch
 from sufficit.perturbation.predictions import NO_CLASS, Predictions, Score, ViewPredictions
@@ -90,7 +90,8 @@ class MaskedModel:
     ) -> ViewPredictions:
         """Answers for any of the images through any of the masks: [N,C,H,W], [M,H,W] -> [T].
 
-        `views` are the numbers of image and mask of each view, each [T]; targets are [T] too.
+        They are on the model's device, which is not waited for. `views` are the numbers of image
+        and mask of each view, each [T]; targets are [T] too.
         `score` takes the place of the confidence. `whole` are the `whole_values` of the images,
         where they are known: [N].
         """
@@ -104,6 +105,47 @@ class MaskedModel:
             batch_size=self.batch_size,
             score=score,
             whole=whole,
+        )
+
+    def everything(
+        self,
+        batch: Batch,
+        bands: Sequence[Band],
+        *,
+        sizes: Sequence[Band] = (),
+        nothing: Predictions | None = None,
+    ) -> Predictions:
+        """Answers for bands of maps of ones: [N,1+B], the whole image first.
+
+        A band of values keeps all pixels or none, so that the model is asked at most for images of
+        which nothing is shown, and not if their answers `nothing` are known: [N,1]. A band of ranks
+        would cut a map that has no order: its answers are NaN.
+        """
+        whole = self.whole(batch)
+        if nothing is None:
+            no_maps = torch.zeros(len(batch), *batch.size, device="cpu")
+            asked = self.ask(batch, no_maps, [NOTHING])
+            calls = asked.calls
+            nothing = asked.column(NOTHING)
+        else:
+            calls = torch.zeros_like(whole.calls)
+        ones = torch.ones(1, *batch.size, device="cpu")
+        first, last = runs(ones, [*bands, *sizes])[0].unbind(-1)
+        shares = (last - first).double() / ones.numel()
+        keeps_all = shares[: len(bands)] == 1
+        by_rank = torch.tensor([band.axis == "rank" for band in bands], dtype=torch.bool)
+        named = torch.where(keeps_all, whole.named, nothing.named)
+        confidences = torch.where(keeps_all, whole.confidences, nothing.confidences)
+        return Predictions(
+            bands=(EVERYTHING, *bands),
+            named=torch.cat([whole.named, named.masked_fill(by_rank, NO_CLASS)], dim=1),
+            confidences=torch.cat(
+                [whole.confidences, confidences.masked_fill(by_rank, torch.nan)], dim=1
+            ),
+            weighed=tuple(sizes),
+            shares=shares[len(bands) :].expand(len(batch), -1),
+            targets=whole.targets,
+            calls=calls,
         )
 
     def whole(self, batch: Batch) -> Predictions:

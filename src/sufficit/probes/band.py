@@ -10,8 +10,9 @@ from torch import Tensor
 from sufficit.data.batch import Batch, Sample
 from sufficit.errors import UserError
 from sufficit.metrics.column import CANDIDATE, Column, Columns, Heading
+from sufficit.metrics.columns import ZERO_LINE
 from sufficit.metrics.metric import Schedule, curves_of
-from sufficit.perturbation.bands import EVERYTHING, Band, family
+from sufficit.perturbation.bands import EVERYTHING, Band, family, show, top
 from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.perturbation.sampling import Sampling, make_sampling
@@ -122,6 +123,33 @@ class BandProbe(ProbeBase):
             seed=self.seed,
         )
 
+    def grouped_answers(
+        self, batch: Batch, maps: Mapping[str, Tensor]
+    ) -> list[tuple[list[str], Predictions]]:
+        """The answers of groups of sources, with the sources' names.
+
+        The control that marks everything is apart: its masks are the whole image, or nothing.
+        """
+        drawn = {name: one for name, one in maps.items() if name != ZERO_LINE}
+        found: list[tuple[list[str], Predictions]] = []
+        nothing = None
+        if drawn:
+            answers = self.answers(batch, drawn)
+            found.append(([*drawn], answers))
+            nothing = self._nothing(answers.rows(range(len(batch))))
+        if ZERO_LINE in maps:
+            everything = self.asked.everything(batch, self.bands, sizes=self.sizes, nothing=nothing)
+            found.append(([ZERO_LINE], everything))
+        return found
+
+    def _nothing(self, answers: Predictions) -> Predictions | None:
+        """The answers for images of which nothing is shown, if a source's masks include it."""
+        # No map has values above 1.
+        empty = next((one for one in (top(0.0), show(1.0)) if one in self.bands), None)
+        if empty is None or answers.drawn is not None:
+            return None
+        return answers.column(empty)
+
     def values(self, answers: Predictions) -> Columns:
         """Every column under its own name: each [n]."""
         found = {n: v for column in self.columns for n, v in column.values(answers).items()}
@@ -129,14 +157,17 @@ class BandProbe(ProbeBase):
 
     def __call__(self, batch: Batch, maps: Mapping[str, Tensor]) -> SourceRows:
         """Ask for all bands, and compute the columns."""
-        answers = self.answers(batch, maps)
-        found = answers.by_piece(self._rows)
-        found[CALLS + self.key] = (answers.calls + self.counts_whole).double()
         right = self.asked.whole(batch).of([EVERYTHING], "accuracy")[:, 0]
-        found[RIGHT + self.key] = right.repeat(len(maps))
-        if self.keeps_answers:
-            found |= {ANSWERS + name: getattr(answers, name) for name in ROWS}
-        return by_source(found, maps)
+        rows: SourceRows = {}
+        for names, answers in self.grouped_answers(batch, maps):
+            found = answers.by_piece(self._rows)
+            counts_whole = self.counts_whole and names != [ZERO_LINE]
+            found[CALLS + self.key] = (answers.calls + counts_whole).double()
+            found[RIGHT + self.key] = right.repeat(len(names))
+            if self.keeps_answers:
+                found |= {ANSWERS + name: getattr(answers, name) for name in ROWS}
+            rows |= by_source(found, names)
+        return {name: rows[name] for name in maps}
 
     def kept(self, parts: Columns) -> Predictions:
         """Answers that were kept by their parts."""

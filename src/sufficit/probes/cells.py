@@ -72,5 +72,5 @@ class CellProbe(ProbeBase):
                 (images, torch.arange(len(some) * width, device="cpu")),
                 targets=batch.targets.cpu()[rows].repeat_interleave(width),
             )
-            hidden.append(found.confidences.view(-1, width).double())
+            hidden.append(found.confidences.cpu().view(-1, width).double())
         return whole - torch.cat(hidden)

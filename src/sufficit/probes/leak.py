@@ -9,13 +9,18 @@ from torch import Tensor
 
 from sufficit.data.batch import Batch
 from sufficit.metrics.column import Heading
-from sufficit.metrics.columns import HEADINGS
+from sufficit.metrics.columns import HEADINGS, ZERO_LINE
 from sufficit.metrics.leakage import TENSORS, LeakMeter, Pool
 from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.probes.probe import CALLS, Donors, ProbeBase, SourceRows, by_source
 
 COLUMNS = tuple(f"leak_{name}".replace("_donors", "") for name in TENSORS if name != "calls")
 RATIO = "leak_ratio"
+
+
+def with_a_shape(maps: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the maps without the control that marks everything: it has no shape to leak."""
+    return {name: one for name, one in maps.items() if name != ZERO_LINE}
 
 
 @dataclass(frozen=True)
@@ -54,7 +59,9 @@ class LeakProbe(ProbeBase):
         """The meter with its pool; None if there are no donors of another class."""
         if self.held is None or len(self.held.batch.targets.unique()) < 2:
             return None
-        heatmaps = torch.cat([*self.held.maps.values()])
+        if not with_a_shape(self.held.maps):
+            return None
+        heatmaps = torch.cat([*with_a_shape(self.held.maps).values()])
         pool = Pool(self.held.batch.images, heatmaps, self.held.batch.targets)
         meter = LeakMeter(self.asked, self.alpha_min, self.donors, self.seed, pool=pool)
         meter.check(pool.images)
@@ -66,6 +73,6 @@ class LeakProbe(ProbeBase):
             return {}
         # The pool has the maps of the same sources, in the same order.
         assert self.held is not None
-        ordered = {name: maps[name] for name in self.held.maps}
+        ordered = {name: maps[name] for name in with_a_shape(self.held.maps)}
         found = self._meter.measure(torch.cat([*ordered.values()]), batch.targets, batch.numbers)
         return by_source(found.columns | {CALLS + self.key: found.calls.double()}, ordered)

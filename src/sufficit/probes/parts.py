@@ -49,7 +49,7 @@ class PartsProbe(ProbeBase):
                 views = (owners, torch.arange(len(masks)))
                 device = self.asked.model.device
                 found = self.asked.views(batch.images, masks.to(device), views, targets=targets)
-                counts.index_add_(0, owners, hits(found.named, targets))
+                counts.index_add_(0, owners, hits(found.named.cpu(), targets))
             calls = owners.bincount(minlength=len(batch)).double()
             rows[source] = {COLUMN: counts, CALLS + self.key: calls}
         return rows

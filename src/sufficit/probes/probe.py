@@ -1,6 +1,6 @@
 """What a probe is: one measurement, of all images of a run or of some."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -103,10 +103,10 @@ class ProbeBase:
         return found  # type: ignore[no-any-return]  # a subclass gives the call
 
 
-def by_source(stacked: Columns, maps: Mapping[str, Tensor]) -> SourceRows:
+def by_source(stacked: Columns, sources: Collection[str]) -> SourceRows:
     """Split columns of all sources, one after the other: each [MN] -> by source, each [N]."""
-    parts = {name: values.chunk(len(maps)) for name, values in stacked.items()}
+    parts = {name: values.chunk(len(sources)) for name, values in stacked.items()}
     return {
         source: {name: part[place] for name, part in parts.items()}
-        for place, source in enumerate(maps)
+        for place, source in enumerate(sources)
     }

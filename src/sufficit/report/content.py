@@ -11,10 +11,11 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from sufficit.metrics.column import Heading
-from sufficit.metrics.columns import heading_of
+from sufficit.metrics.columns import ZERO_LINE, heading_of
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.similarity import RankedCondition
+from sufficit.sources.certificate import Certificate
 from sufficit.statistics import Estimate, Standing
 
 if TYPE_CHECKING:
@@ -67,6 +68,8 @@ class Shown:
     reasons: Sequence[str] = ()  # [n] why each was chosen, of REASONS
     fill: str | Tensor = "black"  # of hidden pixels
     predictions: Mapping[str, Predictions] = field(default_factory=dict)  # by method
+    certificates: Mapping[str, Sequence[Certificate]] = field(default_factory=dict)
+    """By method, of those that cut their maps where the model agrees: [n]."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +92,57 @@ class Content:
     unmarked: Mapping[str, int] = field(default_factory=dict)
     """Images in which a method's map marks nothing at alpha_min, where these are many."""
     conditions: Sequence[RankedCondition] = ()  # how methods rank with other fills, and for a twin
+    fit_fills: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """The fills with which a fitted source asked the model, by source."""
+    made: Sequence[str] = ()  # how it was measured, in sentences that are no warnings
+
+    @property
+    def fitted(self) -> tuple[str, ...]:
+        """The methods that are cut where the model agrees, best first."""
+        return tuple(name for name in self.standing.ranking if name in self.fit_fills)
+
+    def groups_of(self, standing: Standing) -> list[Standing]:
+        """The standing of the methods as they are drawn, and of those that are fitted.
+
+        A fit asks the model before it is scored, so that the two answer different questions. A
+        control that is fitted is one for fitted methods only.
+        """
+        drawn = [name for name in standing.ranking if name not in self.fit_fills]
+        fitted = [name for name in standing.ranking if name in self.fit_fills]
+        plain = [name for name in standing.controls if name not in self.fit_fills]
+        found = []
+        if drawn:
+            found.append(standing.among(drawn, plain))
+        if fitted:
+            found.append(standing.among(fitted, standing.controls))
+        return found
+
+    @property
+    def groups(self) -> list[Standing]:
+        """The methods as they are drawn, and those that are fitted, each ranked by itself."""
+        return self.groups_of(self.standing)
+
+    @property
+    def zero_line(self) -> float:
+        """The MSI of marking the whole image; NaN where it was not scored."""
+        found = self.summaries.get(ZERO_LINE, {}).get(self.standing.column)
+        return math.nan if found is None else found.mean
 
     @property
     def methods(self) -> list[str]:
-        """All methods by the mean of the ranked column, best first, those without a mean last."""
+        """All methods: those that are drawn, fitted ones, then controls and references.
+
+        Each by the mean of the ranked column, best first, those without a mean last.
+        """
         means = {m: found[self.standing.column].mean for m, found in self.summaries.items()}
         sign = -1 if self.standing.higher_is_better else 1
-        return sorted(means, key=lambda m: (math.isnan(means[m]), sign * means[m]))
+        ranking = self.standing.ranking
+
+        def place(name: str) -> tuple[bool, bool, bool, float]:
+            is_fitted = name in ranking and name in self.fit_fills
+            return name not in ranking, is_fitted, math.isnan(means[name]), sign * means[name]
+
+        return sorted(means, key=place)
 
     def mean(self, method: str) -> float:
         """The mean of a method in the ranked column."""

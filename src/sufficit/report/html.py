@@ -13,13 +13,14 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from sufficit import plots
-from sufficit.metrics.columns import HEADINGS
+from sufficit.metrics.columns import HEADINGS, ZERO_LINE
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.provenance import plain
 from sufficit.report import interpretation as words
-from sufficit.report.answer import answer
+from sufficit.report.answer import badges, verdict
 from sufficit.report.content import Content
-from sufficit.report.tables import gaps
+from sufficit.report.readings import readings
+from sufficit.report.tables import gaps, groups_words
 from sufficit.report.viewer_data import (
     NOT_DRAWN,
     SIDES,
@@ -36,13 +37,15 @@ CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, leg
 
 def render(content: Content) -> str:
     """The page as text."""
-    readings, standing = words.readings(content), content.standing
+    read = readings(content)
+    standing = content.standing
     main = (standing.column, *MAIN)
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
     order = dict.fromkeys((*main, *HEADINGS, *content.headings, *known))
     colours = {m: f"m{k % len(plots.LINES)}" for k, m in enumerate(standing.ranking)}
     intervals = [content.summaries[method][standing.column] for method in content.methods]
-    ends = [0.0, *(v for e in intervals for v in (e.low, e.mean, e.high) if math.isfinite(v))]
+    zero = 0.0 if math.isnan(content.zero_line) else content.zero_line
+    ends = [zero, *(v for e in intervals for v in (e.low, e.mean, e.high) if math.isfinite(v))]
     low, width = min(ends), (max(ends) - min(ends)) or 1.0
     # There is more than one alpha_min only where each method has its own.
     alphas = ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
@@ -60,13 +63,16 @@ def render(content: Content) -> str:
         heading=content.heading,
         alphas=alphas,
         leaks=lambda method: words.leaks(content.summaries[method]),
-        lines=answer(content),
+        verdict=verdict(content),
+        badges=badges(content),
+        groups_words=groups_words(content),
+        zero_line=content.zero_line,
         gaps=gaps(content),
-        notes=[*words.sentences(content)],
+        notes=[*words.sentences(content), *content.made],
         orders=[*words.orders(content)],
         styles=dict.fromkeys(content.methods, "grey") | colours,  # as the charts have them
-        readings=readings,
-        longest=max([1.0, *(1 - r.msi for r in readings if not math.isnan(r.msi))]),
+        readings=read,
+        longest=max([1.0, *(1 - r.msi for r in read if not math.isnan(r.msi))]),
         cautions=words.cautions(content),
         place=lambda value: round(4 + 92 * (value - low) / width, 2),  # on the axis, in percent
         charts=charts_of(content),
@@ -91,6 +97,8 @@ def charts_of(content: Content) -> list[dict[str, Any]]:
     if any(not math.isnan(s["base_score"].mean) for s in sizes.values()):
         figure = plots.sizes_figure(sizes, [m for m in quiet if m in sizes], CHART)
         note = "Higher is better, further left is better. Means with 95 % intervals."
+        if ZERO_LINE in sizes:
+            note += " Below the dashed zero line a map is worse than marking the whole image."
         found.append(_chart("sizes", "Base score over mask penalty", note, figure))
     if panel := plots.alpha_panel(scores, content.alpha_curve):
         figure = plots.lines_figure([replace(panel, title="")], quiet, CHART)

@@ -1,233 +1,291 @@
-"""What the scores mean in words, for the terminal and the report.
-
-How MSI is read follows the supplement of MSI's paper.
-"""
+"""What a reader should know of a run besides the verdict: cautions, and how it was measured."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
-from sufficit.metrics.columns import COLUMNS
+from sufficit.metrics.columns import COLUMNS, ZERO_LINE
 from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.report.content import Content
-from sufficit.similarity import best_changes, correlations, lost_leads
+from sufficit.similarity import RankedCondition, best_changes, correlations, lost_leads
 from sufficit.statistics import Estimate, Standing
-from sufficit.sums import few_images
+from sufficit.sums import FEW, few_images
 
-NEAR = 0.25  # how far from +1, 0 or -1 is still close to it
 LOW_ACCURACY = 0.7
 MANY_NAN = 0.05
 MOST_EMPTY = 0.1  # share of images in which a map may mark nothing
 HEAD = "random_head"
 UNMOVED = 0.9  # rank correlation with the maps of a random output layer
+OF_NOTHING = (
+    "MSI there is that of an empty mask, between -0.5 and 0 as a rule, and not of an explanation:"
+    " compare at a lower alpha_min too."
+)
+RANDOM_WEIGHTS = "The model has random weights: its scores mean nothing."
 
 
 @dataclass(frozen=True)
-class Reading:
-    """One method's scores in words.
+class Caution:
+    """What a reader should know before trusting the numbers: a short line, and details."""
 
-    `losses` keep the mean MSI from +1 and add up to 1 - MSI: size, the share of the image that is
-    marked; short, what is marked does not suffice; outside, what is not marked suffices too;
-    weaker, what is marked suffices without its peak.
+    text: str
+    details: tuple[str, ...] = ()
+
+
+def joined(names: Sequence[str]) -> str:
+    """Names in a sentence.
+
+    >>> joined(["a", "b", "c"])
+    'a, b and c'
     """
-
-    method: str
-    msi: float
-    place: str  # which of the paper's three marks MSI is close to
-    why: str
-    losses: Mapping[str, float]
+    if len(names) < 2:
+        return "".join(names)
+    return f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def readings(content: Content) -> list[Reading]:
-    """What the mean MSI of each method means, and which of its parts decides that, best first.
+# Cautions
 
-    Every method that has all columns of MSI. The score of what is not marked follows from the mean
-    base score, which is 1/2 [kept - outside + mean of Show - mean of Hide].
+
+def cautions(content: Content) -> list[Caution]:
+    """All that a reader should know before trusting the numbers, what matters most first."""
+    return [
+        *_unreadable(content),
+        *_leaks(content),
+        *_other_rankings(content),
+        *_few(content),
+        *_unmarked(content),
+        *_same_for_every_class(content),
+        *_unmoved_maps(content),
+        *_without_value(content),
+        *(Caution(remark) for remark in content.remarks if remark != RANDOM_WEIGHTS),
+        *_unsure_leaks(content),
+    ]
+
+
+def _unreadable(content: Content) -> Iterator[Caution]:
+    """Why the scores say more about the model than about its explanations."""
+    right = content.first.clean
+    if RANDOM_WEIGHTS in content.remarks:
+        yield Caution(RANDOM_WEIGHTS)
+    if right < LOW_ACCURACY:
+        words = "gets their target class" if content.facts.targets != "label" else "is right"
+        yield Caution(
+            f"The model {words} on only {right:.0%} of the whole images.",
+            (
+                "Where it is wrong on the whole image, no mask can do well. Check that these are"
+                " images and classes of its own task.",
+            ),
+        )
+
+
+def leaks(summary: Mapping[str, Estimate]) -> bool:
+    """Whether the leak ratio of a method is far above 1, and significantly so."""
+    ratio = summary.get("leak_ratio")
+    return ratio is not None and ratio.mean > LIMIT and ratio.low > 1
+
+
+def leak_words(ratio: Estimate) -> str:
+    """How often masks reveal their class on images of other classes.
+
+    >>> leak_words(Estimate(2.4, 1.9, 3.1, 200, 0, False))
+    '2.4 times as often as chance (1.9 to 3.1)'
     """
-    found, needed = [], ("msi", "base_score", "mask_penalty")
+    if not math.isfinite(ratio.mean):
+        return "where masks of other classes never do"
+    ends = f" ({ratio.low:.1f} to {ratio.high:.1f})" if math.isfinite(ratio.high) else ""
+    return f"{ratio.mean:.1f} times as often as chance{ends}"
+
+
+def _leak_details(content: Content, methods: Sequence[str]) -> tuple[str, ...]:
+    found = {method: leak_warning(content.summaries[method]) for method in methods}
+    return tuple(f"{method}: {sentence}." for method, sentence in found.items() if sentence)
+
+
+def _leaks(content: Content) -> Iterator[Caution]:
+    """Methods whose masks reveal the class by their shape."""
+    leaking = [m for m in content.standing.ranking if leaks(content.summaries[m])]
+    if leaking:
+        yield Caution(leak_line(leaking), _leak_details(content, leaking))
+
+
+def leak_line(methods: Sequence[str]) -> str:
+    """Return the warning of methods that leak."""
+    return f"Leakage: the masks of {joined(methods)} reveal the class by their shape."
+
+
+def _unsure_leaks(content: Content) -> Iterator[Caution]:
+    """Methods of which too few images cannot tell whether they leak."""
+    unsure = [
+        method
+        for method in content.standing.ranking
+        if "leak_ratio" in content.summaries[method]
+        and not leaks(content.summaries[method])
+        and leak_warning(content.summaries[method])
+    ]
+    if unsure:
+        yield Caution(
+            f"Too few images to tell whether the masks of {joined(unsure)} leak.",
+            _leak_details(content, unsure),
+        )
+
+
+def _other_rankings(content: Content) -> Iterator[Caution]:
+    """What the paired tests say against the ranking under other conditions."""
+    for other in content.conditions[1:]:
+        pairs = zip(content.groups, content.groups_of(other.standing), strict=True)
+        for first, here in pairs:
+            if best_changes(first, here):
+                means = f"MSI {here.means[here.best]:.3f} and {here.means[first.best]:.3f}"
+                yield Caution(
+                    f"{_start(other)} {here.best} is significantly better than {first.best}.",
+                    (f"{means}, paired tests, n = {here.n}.",),
+                )
+            lost = lost_leads(first, here)
+            if best_changes(first, here):
+                lost.pop(first.best, None)
+            if lost:
+                words = [f"{method} over {joined(others)}" for method, others in lost.items()]
+                yield Caution(
+                    f"{_start(other)} the lead of {joined([*lost])} is not significant.",
+                    (f"Leads that are lost (paired tests, n = {here.n}): {'; '.join(words)}.",),
+                )
+
+
+def _start(condition: RankedCondition) -> str:
+    return f"{condition.words[0].upper()}{condition.words[1:]}"
+
+
+def _few(content: Content) -> Iterator[Caution]:
+    n = content.n
+    details = few_images(n)
+    if details is not None:
+        images = f"{n} image{'s' if n > 1 else ''}"
+        yield Caution(f"Only {images}: small differences do not show. Score {FEW} or more.",
+                      (details,))  # fmt: skip
+
+
+def _unmarked(content: Content) -> Iterator[Caution]:
+    """Methods that mark nothing in many images."""
+    alpha = content.first.alpha_min
+    for method, count in content.unmarked.items():
+        yield Caution(
+            f"{method} marks nothing at alpha_min {alpha:g} in {count} of {content.n} images.",
+            (OF_NOTHING,),
+        )
+
+
+def _same_for_every_class(content: Content) -> Iterator[Caution]:
+    """Leading methods that cannot explain one class against another."""
+    for standing in content.groups:
+        if standing.best in content.class_agnostic:
+            yield Caution(f"{standing.best} draws the same map for every class.")
+
+
+def _unmoved_maps(content: Content) -> Iterator[Caution]:
+    """Methods whose maps do not change when the output layer is made random."""
+    same = _unmoved(content)
+    if same:
+        yield Caution(
+            f"The maps of {joined([*same])} stay when the output layer is made random.",
+            tuple(
+                f"{method}: rank correlation {mean:.2f}. Such maps do not show what this output"
+                " rests on."
+                for method, mean in same.items()
+            ),
+        )
+
+
+def _unmoved(content: Content) -> dict[str, float]:
+    """The rank correlation of methods whose maps stay."""
+    means = {m: found[HEAD].mean for m, found in content.summaries.items() if HEAD in found}
+    # A map without order has no correlation, NaN.
+    return {m: means[m] for m in content.standing.ranking if means.get(m, 0) >= UNMOVED}
+
+
+def _without_value(content: Content) -> Iterator[Caution]:
+    """Methods that lack many values, because the model answered NaN."""
     for method in content.methods:
-        scores, summary = content.scores[method], content.summaries[method]
-        if not {*needed} <= {*scores.columns}:
+        if method == ZERO_LINE:  # which has no order, and so no value by rank
             continue
-        show = scores.curves["show"]
-        kept, inner, weak = show.values[0].item(), show.height, scores.curves["hide"].height
-        msi, base, size = (summary[name].mean for name in needed)
-        outside = kept + inner - weak - 2 * base
-        losses = {"size": size, "short": 1 - (kept + inner) / 2}
-        losses |= {"outside": outside / 2, "weaker": weak / 2}
-        words = why(msi, losses, kept, inner, accuracy=scores.schedule.score == "accuracy")
-        words += unmarked_words(content, method)
-        found.append(Reading(method, msi, place_of(msi), words, losses))
-    return found
+        summary = content.summaries[method]
+        # Others lack a value for reasons of their own, such as an empty heatmap or no truth.
+        counts = {c: one.n_nan for c, one in summary.items() if c in COLUMNS} or {"msi": 0}
+        worst = max(counts, key=lambda column: counts[column])
+        if counts[worst] > MANY_NAN * content.n:
+            column = content.heading(worst).long
+            yield Caution(
+                f"{method} has no {column} in {counts[worst]} of {content.n} images.",
+                ("The model answered NaN. Means leave these images out.",),
+            )
 
 
-def place_of(msi: float) -> str:
-    """Which of the marks +1, 0 and -1 an MSI is close to.
-
-    >>> [place_of(msi) for msi in (0.8, 0.5, 0.1, -0.5, -1.2)]
-    ['close to +1', 'between 0 and +1', 'near 0', 'between 0 and -1', 'close to -1']
-    """
-    if math.isnan(msi):
-        return "unknown"
-    if abs(msi) <= NEAR:
-        return "near 0"
-    mark = "+1" if msi > 0 else "-1"
-    return f"close to {mark}" if abs(msi) >= 1 - NEAR else f"between 0 and {mark}"
-
-
-def why(
-    msi: float, losses: Mapping[str, float], kept: float, inner: float, *, accuracy: bool
-) -> str:
-    """Why a mean MSI is what it is; `kept` is the mean score of what is marked, `inner` the mean as
-    the threshold rises from alpha_min to 1. Scores are accuracies or else confidences.
-    """
-    right, given = "is right on {:.0%} of the images", "gives the class {:.0%} on average"
-    says = f"the model {right if accuracy else given}".format
-    outside, weak = says(2 * losses["outside"]), says(2 * losses["weaker"])
-    if math.isnan(msi):
-        return "The model answered with NaN for every image."
-    if msi >= 1 - NEAR:
-        return (
-            f"A small region suffices: {losses['size']:.0%} of the image is marked, and with that"
-            f" alone {says(kept)}. It likely holds all the evidence there is."
-        )
-    other = {
-        "size": (
-            f"The mask is too large: it marks {losses['size']:.0%} of the image. Check whether the"
-            " object is as large, or whether the explanation lacks focus."
-        ),
-        "outside": (
-            f"Other regions suffice too: with all that it marks removed, {outside}, so there is"
-            " evidence that it does not capture."
-        ),
-        "weaker": f"Its peak is not needed: with the peak removed from the marked region, {weak}.",
-    }
-    if (largest := max(losses, key=lambda name: losses[name])) in other:
-        return other[largest]
-    found = f"with that alone {says(kept)}"
-    if kept > inner + NEAR:
-        found = (
-            f"with all that is marked {says(kept)}, and as the threshold rises from there,"
-            f" {says(inner)} on average"
-        )
-    if msi > NEAR:
-        return f"It stays below +1 mostly because what it marks does not always suffice: {found}."
-    if msi >= -NEAR:
-        return (
-            f"It is near 0 because what it marks does not suffice: {found}. The size of the mask"
-            f" ({losses['size']:.0%} of the image) and evidence elsewhere (without what it marks"
-            f" {outside}) matter less."
-        )
-    poor = "A poor mask: what" if msi <= NEAR - 1 else "What"
-    return f"{poor} it marks does not suffice: {found}."
+# How it was measured
 
 
 def notes(content: Content) -> list[str]:
-    """What to know besides the answer and the cautions."""
-    return [*sentences(content), *orders(content)]
+    """What else there is to know, in sentences."""
+    return [*sentences(content), *orders(content), *content.made]
 
 
 def sentences(content: Content) -> Iterator[str]:
-    """What to know of the scores besides the answer."""
-    standing, own = content.standing, own_alphas(content)
+    """How the scores are read, and what was compared with what."""
     if content.facts.targets == "label":
         right = f"{content.first.clean:.1%} of whole images correctly."
         yield f"Targets: the labels. The model classifies {right}"
     elif content.facts.targets:
         yield "Targets: the model's own predictions."
-    if standing.controls and not _unbeaten(standing):
-        yield control_words(content)
+    yield "MSI is near +1 when a small region suffices and nothing else does."
+    if not math.isnan(content.zero_line):
+        yield zero_line_words(content)
+    yield from control_sentences(content)
     if _has_head(content) and not _unmoved(content):
         yield f"{_random_head(content)} the maps of all methods change."
-    yield "MSI is near +1 when a small region suffices and nothing else does."
     yield from _by_rank(content)
-    if own:
-        listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
-        yield (
-            "All methods are compared at one alpha_min. Column own has the MSI of each method at"
-            f" the alpha_min that is best for it alone ({listed}). It is chosen on the same images,"
-            " so this MSI is slightly too high."
-        )
+    yield from alpha_sentences(content)
 
 
-def orders(content: Content) -> Iterator[str]:
-    """How far the methods' order agrees between the first condition and each other, and the share
-    of the model calls that a held-out fill took.
-    """
-    conditions = content.conditions
-    whole = sum(one.model_calls for one in conditions)
-    for other in conditions[1:]:
-        (one,) = correlations([conditions[0], other])
-        if not math.isnan(one["kendall"]):
-            order = ", ".join(other.standing.ranking)
-            yield (
-                f"Order of the methods {other.words}: {order}. Rank correlation with the order"
-                f" above: Spearman {one['spearman']:.2f}, Kendall {one['kendall']:.2f}."
-            )
-    for held_out in (one for one in conditions if one.key == "held_out" and whole):
-        yield (
-            f"The held-out fill {held_out.fill} was asked {held_out.masks} masks per image at most,"
-            f" {held_out.model_calls / whole:.0%} of the calls for scores."
-        )
-
-
-def _by_rank(content: Content) -> Iterator[str]:
-    """Where MSI by rank orders the methods otherwise than MSI does."""
-    order = content.standing.ranking
-    means = {
-        m: found.mean for m in order if (found := content.summaries[m].get("msi_rank")) is not None
-    }
-    if content.standing.column != "msi" or any(map(math.isnan, means.values())):
-        return
-    if len({*means.values()}) < 2:  # one method, or no order
-        return
-    turned = [(a, b) for a, b in combinations(order, 2) if means[b] > means[a]]
-    if not turned:
-        yield "MSI by rank, which ignores how values are scaled, orders the methods the same way."
-        return
-    first, second = turned[0]
-    pairs = len(order) * (len(order) - 1) // 2
-    more = f" {len(turned)} of {pairs} pairs are turned." if turned[1:] else ""
-    yield (
-        "MSI by rank, which ignores how values are scaled, orders some methods the other way:"
-        f" {second} ({means[second]:.3f}) before {first} ({means[first]:.3f}).{more}"
+def zero_line_words(content: Content) -> str:
+    """What the zero line is, and where it was measured."""
+    return (
+        f"The zero line is the MSI of marking the whole image: {content.zero_line:.3f}"
+        f" ({ZERO_LINE}). Below it a map is worse than marking the whole image."
     )
-
-
-def _has_head(content: Content) -> bool:
-    return any(HEAD in found for found in content.summaries.values())
-
-
-def _random_head(content: Content) -> str:
-    counts = [found[HEAD].n for found in content.summaries.values() if HEAD in found]
-    return f"With random weights in the output layer ({max(counts)} images)"
-
-
-def _unmoved(content: Content) -> list[str]:
-    """Whose maps do not change when the output layer is made random, in words."""
-    means = {m: found[HEAD].mean for m, found in content.summaries.items() if HEAD in found}
-    # A map without order has no correlation, NaN.
-    same = [m for m in content.standing.ranking if means.get(m, 0) >= UNMOVED]
-    return [f"{method} (rank correlation {means[method]:.2f})" for method in same]
 
 
 def control_words(content: Content) -> str:
     """What the tests say of methods and controls; empty without controls."""
-    standing, n, found = content.standing, content.standing.n, []
-    for control in standing.controls:
-        name = f"the control {control} ({content.mean(control):.3f}, n = {n})"
-        worse = [m for m in standing.ranking if standing.beats(control, m)]
-        behind = [m for m in standing.ranking if standing.beats(m, control)]
-        unsure = [m for m in standing.ranking if m not in (*worse, *behind)]
-        if unsure:
-            found.append(f"Not significantly different from {name}: {joined(unsure)}.")
-        if worse:
-            found.append(f"Significantly worse than {name}: {joined(worse)}.")
-    if standing.controls and not found:
-        listed = ", ".join(f"{one} {content.mean(one):.3f}" for one in standing.controls)
-        return f"All methods are significantly better than the controls ({listed}; n = {n})."
-    return " ".join(found)
+    return " ".join(control_sentences(content))
+
+
+def control_sentences(content: Content) -> Iterator[str]:
+    """What the tests say of each group of methods and its controls."""
+    for standing in content.groups:
+        if not standing.controls:
+            continue
+        who = _group_name(content, standing)
+        if all(standing.beats(m, c) for m in standing.ranking for c in standing.controls):
+            yield f"{who} are significantly better than {_listed(standing)}."
+            continue
+        for control in standing.controls:
+            name = f"{control} ({standing.means[control]:.3f}, n = {standing.n})"
+            worse = [m for m in standing.ranking if standing.beats(control, m)]
+            behind = [m for m in standing.ranking if standing.beats(m, control)]
+            unsure = [m for m in standing.ranking if m not in (*worse, *behind)]
+            if unsure:
+                yield f"Not significantly different from {name}: {joined(unsure)}."
+            if worse:
+                yield f"Significantly worse than {name}: {joined(worse)}."
+
+
+def _group_name(content: Content, standing: Standing) -> str:
+    if len(content.groups) == 1:
+        return "All methods"
+    return "All fitted methods" if standing.best in content.fit_fills else "All methods as drawn"
+
+
+def _listed(standing: Standing) -> str:
+    means = [f"{one} ({standing.means[one]:.3f})" for one in standing.controls]
+    return f"the controls {joined(means)}"
 
 
 def own_alphas(content: Content) -> dict[str, float]:
@@ -238,6 +296,72 @@ def own_alphas(content: Content) -> dict[str, float]:
         if known:
             found[method] = max(known, key=known.__getitem__)
     return found
+
+
+@dataclass(frozen=True)
+class AlphaOrder:
+    """How methods rank where each is read at the alpha_min that is best for it, on a sample."""
+
+    at: Mapping[str, float]  # that alpha_min, by method
+    order: tuple[str, ...]  # of the methods there, best first
+    now: tuple[str, ...]  # of the methods on the same sample, at the run's alpha_min
+    images: int
+
+
+def alpha_order(content: Content) -> AlphaOrder | None:
+    """What the sampled curve says of the methods as they are drawn; None without a curve.
+
+    A fitted map is cut at the same place at every alpha_min.
+    """
+    curve = content.alpha_curve
+    drawn = [m for m in content.standing.ranking if m not in content.fit_fills]
+    if curve is None or own_alphas(content) or not drawn:
+        return None
+    alphas = curve["alphas"]
+    best: dict[str, tuple[float, float]] = {}
+    here: dict[str, float] = {}
+    nearest = min(range(len(alphas)), key=lambda i: abs(alphas[i] - content.first.alpha_min))
+    for method in drawn:
+        means = [-math.inf if one is None or math.isnan(one) else one
+                 for one in curve["mean_msi"].get(method, [])]  # fmt: skip
+        if not means or max(means) == -math.inf:
+            return None
+        best[method] = max(zip(means, alphas, strict=True), key=lambda pair: (pair[0], -pair[1]))
+        here[method] = means[nearest]
+    return AlphaOrder(
+        at={method: alpha for method, (_, alpha) in best.items()},
+        order=tuple(sorted(drawn, key=lambda m: -best[m][0])),
+        now=tuple(sorted(drawn, key=lambda m: -here[m])),
+        images=curve["images"],
+    )
+
+
+def alpha_sentences(content: Content) -> Iterator[str]:
+    """At which alpha_min each method is best, and whether that changes the order."""
+    own = own_alphas(content)
+    if own:
+        listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
+        yield (
+            "All methods are compared at one alpha_min. Column own has the MSI of each method at"
+            f" the alpha_min that is best for it alone ({listed}). It is chosen on the same images,"
+            " so this MSI is slightly too high."
+        )
+    found = alpha_order(content)
+    if found is None:
+        return
+    listed = ", ".join(f"{method} {alpha:g}" for method, alpha in found.at.items())
+    images = f"{found.images} image{'s' if found.images > 1 else ''}"
+    yield f"alpha_min that is best for each method, on a sample of {images}: {listed}."
+    if len(found.order) < 2:
+        return
+    if found.order == found.now:
+        yield "There the order of the methods stays."
+    else:
+        yield (
+            f"There the order is {', '.join(found.order)}, at one alpha_min for all it is"
+            f" {', '.join(found.now)}. --alpha-min search finds the best one for all, NAME+fit cuts"
+            " each map where the model agrees."
+        )
 
 
 def alpha_note(content: Content) -> str:
@@ -255,135 +379,92 @@ def alpha_note(content: Content) -> str:
     return f"{found}. The dotted line is the alpha_min of the table{differs}."
 
 
-@dataclass(frozen=True)
-class Caution:
-    """What a reader should know before trusting the numbers, with details on demand."""
-
-    text: str
-    details: tuple[str, ...] = ()
-
-
-def cautions(content: Content) -> list[Caution]:
-    """All that a reader should know before trusting the numbers."""
-    said = (*_other_rankings(content), *content.remarks, *_remarks(content))
-    return [*map(Caution, said), *_leaks(content)]
-
-
-def _other_rankings(content: Content) -> Iterator[str]:
-    """What the paired tests say against the ranking under other conditions."""
-    first = content.standing
-    for other in content.conditions[1:]:
-        here = other.standing
-        if best_changes(first, here):
-            yield (
-                f"The best method changes {other.words}: {here.best} is significantly better than"
-                f" {first.best} there (MSI {here.means[here.best]:.3f} and"
-                f" {here.means[first.best]:.3f}, n = {here.n})."
+def orders(content: Content) -> Iterator[str]:
+    """How far the methods' order agrees between the first condition and each other."""
+    conditions = content.conditions
+    whole = sum(one.model_calls for one in conditions)
+    for other in conditions[1:]:
+        pairs = zip(content.groups, content.groups_of(other.standing), strict=True)
+        for first, here in pairs:
+            (one,) = correlations(
+                [replace(conditions[0], standing=first), replace(other, standing=here)]
             )
-        if lost := lost_leads(first, here):
-            words = [f"{method} over {joined(others)}" for method, others in lost.items()]
+            if not math.isnan(one["kendall"]):
+                yield (
+                    f"Order of the methods {other.words}: {', '.join(here.ranking)}. Rank"
+                    f" correlation with the order above: Spearman {one['spearman']:.2f}, Kendall"
+                    f" {one['kendall']:.2f}."
+                )
+    for held_out in (one for one in conditions if one.key == "held_out" and whole):
+        yield (
+            f"The held-out fill is {held_out.fill}: {_why_held_out(content)}. It was scored with at"
+            f" most {held_out.masks} masks per image, {held_out.model_calls / whole:.0%} of the"
+            " forward passes for scores."
+        )
+
+
+def _why_held_out(content: Content) -> str:
+    """Which fills are not held out, and why."""
+    scored = [one.fill for one in content.conditions if one.key != "held_out" and not one.twin]
+    found = f"the scores use {joined(scored)}"
+    asked = dict.fromkeys(fill for fills in content.fit_fills.values() for fill in fills)
+    if asked:
+        found += f", and the fit has asked the model with {joined([*asked])}"
+    return found
+
+
+def _by_rank(content: Content) -> Iterator[str]:
+    """Where MSI by rank orders the methods otherwise than MSI does."""
+    for standing in content.groups:
+        means = {
+            method: content.summaries[method]["msi_rank"].mean
+            for method in standing.ranking
+            if "msi_rank" in content.summaries[method]
+        }
+        if standing.column != "msi" or any(map(math.isnan, means.values())):
+            continue
+        if len({*means.values()}) < 2:  # one method, or no order
+            continue
+        turned = [(a, b) for a, b in combinations(means, 2) if means[b] > means[a]]
+        if not turned:
             yield (
-                f"Leads that do not survive {other.words} (paired tests, n = {here.n}):"
-                f" {'; '.join(words)}."
+                "MSI by rank, which ignores how values are scaled, orders"
+                f" {joined([*means])} the same way."
             )
+            continue
+        first, second = turned[0]
+        pairs = len(means) * (len(means) - 1) // 2
+        more = f" {len(turned)} of {pairs} pairs are turned." if turned[1:] else ""
+        yield (
+            "MSI by rank, which ignores how values are scaled, orders some methods the other way:"
+            f" {second} ({means[second]:.3f}) before {first} ({means[first]:.3f}).{more}"
+        )
 
 
-def unmarked_words(content: Content, method: str) -> str:
-    """That a method's map marks nothing in many images; empty if it does not."""
-    if method not in content.unmarked:
-        return ""
-    images = f"{content.unmarked[method]} of {content.n} images"
-    where = f"{method} marks nothing at alpha_min {content.first.alpha_min:g} in {images}"
-    return f" {where}: MSI there is that of an empty mask."
+def _has_head(content: Content) -> bool:
+    return any(HEAD in found for found in content.summaries.values())
 
 
-def unmarked_remark(n: int, unmarked: Mapping[str, int], alpha_min: float) -> str:
-    """What MSI is worth where maps mark nothing at alpha_min; `unmarked` counts such images."""
-    listed = ", ".join(f"{method} {count}" for method, count in unmarked.items())
-    return (
-        f"Maps that mark nothing at alpha_min {alpha_min:g}, of {n} images: {listed}. MSI there is"
-        " that of an empty mask, between -0.5 and 0 as a rule, and not of an explanation: compare"
-        " at a lower alpha_min too."
-    )
+def _random_head(content: Content) -> str:
+    counts = [found[HEAD].n for found in content.summaries.values() if HEAD in found]
+    return f"With random weights in the output layer ({max(counts)} images)"
+
+
+# What only the run itself can say
 
 
 def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = False) -> list[str]:
     """Remarks that only the run itself can make: of all-zero heatmaps, and of random weights."""
-    found = ["The model has random weights: its scores mean nothing."] if random_weights else []
+    found = [RANDOM_WEIGHTS] if random_weights else []
     zeros = [f"{method} {count}" for method, count in empty.items() if count]
     if zeros:
         found.append(f"All-zero heatmaps, which mark nothing, of {n} images: {', '.join(zeros)}.")
     return found
 
 
-def _remarks(content: Content) -> Iterator[str]:
-    """What the scores say against themselves."""
-    n, right, standing = content.n, content.first.clean, content.standing
-    if (few := few_images(n)) and few not in content.remarks:
-        yield few
-    if right < 0.5 and content.facts.targets == "label":
-        yield (
-            f"The model classifies only {right:.0%} of the whole images correctly: check that these"
-            " are images and classes of its own task."
-        )
-    elif right < LOW_ACCURACY:
-        yield (
-            f"The classifier gives only {right:.0%} of the whole images their target class. Where"
-            " it is wrong on the whole image, no mask can do well, and MSI says more about the"
-            " classifier than about the explanation."
-        )
-    for method in content.methods:
-        summary = content.summaries[method]
-        # Others lack a value for reasons of their own, such as an empty heatmap or no truth.
-        counts = {c: one.n_nan for c, one in summary.items() if c in COLUMNS} or {"msi": 0}
-        worst = max(counts, key=lambda column: counts[column])
-        if counts[worst] > MANY_NAN * n:
-            column = content.heading(worst).long
-            yield (
-                f"{method}: {counts[worst]} of {n} images have no {column}, because the model"
-                " answered NaN. Means leave them out."
-            )
-    if _unbeaten(standing):
-        yield control_words(content)
-    if _has_head(content) and (same := _unmoved(content)):
-        stay = "stay: they do not show what this output rests on."
-        yield f"{_random_head(content)} the maps of {joined(same)} {stay}"
-
-
-def _unbeaten(standing: Standing) -> bool:
-    """Whether a method is not significantly better than a control."""
-    return any(not standing.beats(m, c) for m in standing.ranking for c in standing.controls)
-
-
-def leaks(summary: Mapping[str, Estimate]) -> bool:
-    """Whether the leak ratio of a method is far above 1, and significantly so."""
-    ratio = summary.get("leak_ratio")
-    return ratio is not None and ratio.mean > LIMIT and ratio.low > 1
-
-
-def _leaks(content: Content) -> Iterator[Caution]:
-    """What there is to say about leaks, one caution for all methods of one case."""
-    found = {
-        method: sentence
-        for method in content.methods
-        if method not in content.standing.controls
-        and "leak_ratio" in (summary := content.summaries[method])
-        and (sentence := leak_warning(summary))
-    }
-    leaking = [method for method in found if leaks(content.summaries[method])]
-    unsure = [method for method in found if method not in leaking]
-    leak = "masks of {} leak: their shape alone tells the model the class, so MSI is too high for"
-    few = "There are too few images to say whether the masks of {} leak."
-    for methods, text in ((leaking, f"The {leak} them."), (unsure, few)):
-        if methods:
-            details = tuple(f"{method}: {found[method]}." for method in methods)
-            yield Caution(text.format(joined(methods)), details)
-
-
-def joined(names: Sequence[str]) -> str:
-    """Names in a sentence.
-
-    >>> joined(["a", "b", "c"])
-    'a, b and c'
-    """
-    return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+def unmarked_remark(n: int, unmarked: Mapping[str, int], alpha_min: float) -> str:
+    """What MSI is worth where maps mark nothing at alpha_min; `unmarked` counts such images."""
+    listed = ", ".join(f"{method} {count}" for method, count in unmarked.items())
+    return (
+        f"Maps that mark nothing at alpha_min {alpha_min:g}, of {n} images: {listed}. {OF_NOTHING}"
+    )

@@ -13,7 +13,7 @@ const sceneOf = (i, m) => {
   return {
     key: `${i} ${m}`, title: `${image.name}, seen through ${methods[m]}`, target: image.target, width, height,
     image: rows[i].querySelector("img").src, map: image.maps[m], fill: data.fill[data.fill.length > 1 ? i : 0],
-    grid, start: starts[m], shares: curves.share, curves, classes: data.classes,
+    grid, start: starts[m], shares: curves.share, curves, classes: data.classes, region: image.regions[m] ?? null,
   };
 };
 const choose = (i, m) => {

@@ -20,15 +20,19 @@ from torch.nn import functional as F
 
 from sufficit.outside import as_csv
 from sufficit.perturbation import bands
+from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.fills import fill_for
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain
 from sufficit.report.content import Content
+from sufficit.sources.certificate import Certificate, Said, Size
 
-MOST_POINTS = 201  # of the slider
+MOST_POINTS = 201  # of the slider of the threshold
+CUTS = 200  # positions of the slider of the size
 VIEWS = ("kept", "hidden", "rest")
 IMAGE_ROOM = 900_000  # bytes that all images of a page may take together
 MAP_ROOM = 1_200_000  # and all heatmaps
+ORDER_ROOM = 120_000  # and the orders of one fitted method
 QUALITIES = (88, 75, 60, 40, 20)
 SIDES = (112, 84, 56, 42)
 SMALL = 96  # images up to this side are stored without loss
@@ -85,6 +89,20 @@ def encode_fill(images: Tensor, fill: str | Tensor) -> list[str]:
     if isinstance(fill, str) and fill == "blur":
         filled = _reduced(filled, BLUR_SIDE)
     return _webp(filled, quality=80)
+
+
+def encode_orders(orders: Tensor, side: int = SIDES[0]) -> list[str]:
+    """Data addresses of grey PNGs, brighter where a pixel comes earlier: [N,H,W] -> N.
+
+    A shade per position of the slider, so that each of them cuts at the exact place.
+    """
+    places = ranks(orders.cpu())
+    if max(places.shape[1:]) > side:
+        places = ranks(-_reduced(places[:, None], side)[:, 0])
+    ends = (torch.arange(1, CUTS + 1) * places[0].numel() / CUTS + 0.5).floor()
+    shades = 255 - torch.bucketize(places, ends.to(places), right=True)
+    coded = shades.to(torch.uint8).numpy()
+    return [_picture(Image.fromarray(shade), "png", optimize=True) for shade in coded]
 
 
 def _reduced(images: Tensor, side: int) -> Tensor:
@@ -156,6 +174,12 @@ def viewer_data(content: Content) -> dict[str, Any]:
         shares = shares_of(shown.heatmaps[method], grid)
         curves[method] = [{"share": s} | a for s, a in zip(shares, answers, strict=True)]
     msi = {method: rounded(content.scores[method]["msi"]) for method in methods}
+    regions: list[dict[int, dict[str, Any]]] = [{} for _ in shown.names]
+    for method, certificates in shown.certificates.items():
+        encode = partial(encode_orders, shown.heatmaps[method])
+        orders = _fitting(encode, SIDES, ORDER_ROOM)
+        for own, certificate, order in zip(regions, certificates, orders, strict=True):
+            own[methods.index(method)] = region_data(certificate, order)
     targets = content.first.targets.tolist()
     images = [
         {
@@ -164,6 +188,7 @@ def viewer_data(content: Content) -> dict[str, Any]:
             "maps": [maps[method][i] for method in methods],
             "msi": [msi[method][i] for method in methods],
             "curves": [curves[method][i] for method in methods],
+            "regions": regions[i],
         }
         for i, (name, target) in enumerate(zip(shown.names, targets, strict=True))
     ]
@@ -178,6 +203,47 @@ def viewer_data(content: Content) -> dict[str, Any]:
         "fill": encode_fill(shown.images, shown.fill),
         "images": images,
     }
+
+
+def region_data(certificate: Certificate, order: str) -> dict[str, Any]:
+    """What the viewer shows of the regions of one image: the fitted one, and the sizes asked."""
+    around = certificate.fills
+    fills = [one.fill for one in around]
+    fitted = Size(
+        share=certificate.share,
+        region={one.fill: one.region for one in around},
+        rest={one.fill: one.rest for one in around},
+    )
+    whole = Size(
+        share=1.0,
+        region={one.fill: certificate.whole for one in around},
+        rest={one.fill: one.nothing for one in around},
+    )
+    sizes = {one.share: size_data(one, fills) for one in (*certificate.sizes, whole, fitted)}
+    return {
+        "order": order,
+        "share": round(1000 * certificate.share),
+        "sentence": certificate.sentence,
+        "fills": fills,
+        "sizes": [sizes[share] for share in sorted(sizes)],
+    }
+
+
+def size_data(size: Size, fills: Sequence[str]) -> list[Any]:
+    """A size in thousandths, and what the model says of the region and the rest with each fill.
+
+    An answer is the confidence in the target; where another class comes first, that class and the
+    confidence; None where the model was not asked.
+    """
+
+    def answer(said: Said | None) -> Any:
+        if said is None:
+            return None
+        (confidence,) = rounded(torch.tensor([said.confidence]))
+        return confidence if said.is_target else [said.name, confidence]
+
+    parts = [[answer(said.get(fill)) for fill in fills] for said in (size.region, size.rest)]
+    return [round(1000 * size.share), *parts]
 
 
 def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None]]:

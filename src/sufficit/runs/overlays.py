@@ -1,4 +1,4 @@
-"""`sufficit explain`: a run without scoring. Overlays, sheets, and heatmap files to score later."""
+"""`sufficit explain`: a run without scoring. Pictures, sheets, and heatmap files to score later."""
 
 import re
 from collections import Counter
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sufficit import plots
-from sufficit.data.heatmap_files import write_heatmaps
+from sufficit.data.heatmap_files import heatmap_writer
 from sufficit.data.images import ImageFile, ImageSource, class_forms, class_named, list_images
 from sufficit.data.loader import check_any
 from sufficit.errors import UserError, unknown
@@ -25,16 +25,25 @@ from sufficit.files import (
     version_of,
     writing,
 )
-from sufficit.progress import bar
+from sufficit.progress import bar, counted
 from sufficit.provenance import plain, provenance, save_json
-from sufficit.runs.drawing import draw_unit
 from sufficit.runs.engine import quiet
 from sufficit.runs.job import Job
-from sufficit.runs.shown import heatmaps_of
-from sufficit.runs.spread import Spread, in_this_process
+from sufficit.runs.region_files import (
+    CERTIFICATES,
+    certificates_in,
+    draw_region,
+    explain_unit,
+    fitted_sources,
+    usual_passes,
+    write_certificates,
+)
+from sufficit.runs.shown import maps_in_full
+from sufficit.runs.spread import Spread, UnitProgress, in_this_process
 from sufficit.runs.store import RUN, Store
 from sufficit.runs.unit_rows import EMPTY, SKIPPED, Rows
 
+OVERLAYS, REGIONS = "overlays", "regions"  # folders of pictures
 SHEET_ROWS = 24  # images of a sheet, and of a unit
 
 
@@ -90,7 +99,9 @@ def explain_run(
     job = replace(job, only=())
     with quiet(), closing(job), Store.locked(out, overwrite=overwrite) as owned:
         if overwrite:  # its files, and nothing else
-            remove_folder(out / "overlays")
+            remove_folder(out / OVERLAYS)
+            remove_folder(out / REGIONS)
+            (out / CERTIFICATES).unlink(missing_ok=True)
             sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
             for path in [*sheets, *(p for p in out.glob("*.npz") if p.stem in earlier)]:
                 path.unlink()
@@ -106,15 +117,19 @@ def explain_run(
         total = job.units.images_in(units)
         done = total - job.units.images_in(unit.number for unit in missing)
         with bar("explaining", progress) as tick:
-            for rows in compute(job, store, partial(draw_unit, job), missing):
-                _draw_pictures(job, out, rows)
-                store.write(rows)
-                done += job.units.images_in([rows.unit])
-                if tick:
-                    tick(done, total)
+            shown = UnitProgress(tick, done, total, max(1, total * usual_passes(job)))
+            with counted(shown.passed if tick else None):
+                for rows in compute(job, store, partial(explain_unit, job), missing):
+                    _draw_pictures(job, out, rows)
+                    store.write(rows)
+                    shown.done(job.units.images_in([rows.unit]))
         record = _record(job, store, units)
         for source in job.sources:
-            write_heatmaps(out / f"{source.name}.npz", _heatmaps(job, store, units, source.name))
+            with heatmap_writer(out / f"{source.name}.npz") as write:
+                for name, heatmap, share in _heatmaps(job, store, units, source.name):
+                    write(name, heatmap, share)
+        if fitted_sources(job):
+            write_certificates(out / CERTIFICATES, job, store, units)
         save_json(out / "run.json", record)
         store.clear_units()
     return record
@@ -125,12 +140,16 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
     skipped: dict[str, str] = {}
     targets: dict[str, int] = {}
     empty = dict.fromkeys((source.name for source in job.sources), 0)
+    uncut: dict[str, list[str]] = {source.name: [] for source in fitted_sources(job)}
     for unit in units:
         rows = store.read(unit)
         skipped |= rows.notes.get(SKIPPED, {})
         targets |= dict(zip(rows.names, rows.targets.tolist(), strict=True))
         for source, columns in rows.values.items():
             empty[source] += int(columns[EMPTY].sum())
+            if source in uncut:
+                enough = zip(rows.names, columns["fit_enough"].tolist(), strict=True)
+                uncut[source] += [name for name, is_enough in enough if not is_enough]
     if not targets:
         store.clear_units()
     check_any(len(targets), len(skipped), skipped)
@@ -143,6 +162,7 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
             "sources": {source.name: source.facts() for source in job.sources},
             "targets": targets,
             "empty_heatmaps": empty,
+            "no_region": uncut,
             "skipped": skipped,
             RUN: store.run,
         }
@@ -150,19 +170,20 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
     return found
 
 
-def _heatmaps(job: Job, store: Store, units: range, source: str) -> Iterator[tuple[str, Tensor]]:
-    """Every image's heatmap at the image's size, a unit at a time."""
+def _heatmaps(
+    job: Job, store: Store, units: range, source: str
+) -> Iterator[tuple[str, Tensor, float | None]]:
+    """Every image's name, heatmap at the image's size, and share if it is cut."""
     for unit in units:
         kept = store.read_maps(unit)
         if kept.names:
-            maps = heatmaps_of(kept, job.config.seed)[source]
-            yield from zip(kept.names, maps, strict=True)
+            maps = maps_in_full(kept, job.config.seed)[source]
+            for name, (heatmap, share) in zip(kept.names, maps.with_shares(), strict=True):
+                yield name, heatmap, share
 
 
 def _draw_pictures(job: Job, out: Path, rows: Rows) -> None:
-    """Write the overlays and the sheet of a unit."""
-    from PIL import Image
-
+    """Write a picture per image and source, and the sheet of a unit."""
     if not len(rows):
         return
     classifier = job.classifier
@@ -170,24 +191,39 @@ def _draw_pictures(job: Job, out: Path, rows: Rows) -> None:
     assert batch is not None  # it was drawn just now
     with torch.no_grad():
         probabilities = classifier(batch.images).float().softmax(1).cpu()
-    size = batch.size
-    heatmaps = {name: one.at(size).cpu() for name, one in rows.maps.items()}
+    heatmaps = {name: one.at(batch.size).cpu() for name, one in rows.maps.items()}
     images = batch.images.cpu()
-    overlays = make_folder(out / "overlays")
+    fitted = {source.name: source for source in fitted_sources(job)}
+    captions: dict[str, list[str]] = {}
     for method, maps in heatmaps.items():
-        for name, image, heatmap in zip(rows.names, images, maps, strict=True):
-            pixels = (plots.blend(image, heatmap) * 255).round().to(torch.uint8).numpy()
-            path = _inside(overlays, f"{name}.{method}.png")
-            make_folder(path.parent)
-            with writing(path) as part:
-                Image.fromarray(pixels).save(part)
+        if method not in fitted:
+            _draw_overlays(out / OVERLAYS, method, rows, images, maps)
+            continue
+        certificates = certificates_in(job, fitted[method], rows.targets, rows.maps[method])
+        captions[method] = [one.caption[0] for one in certificates]
+        for name, number, *drawn in zip(
+            rows.names, rows.numbers, images, maps, certificates, strict=True
+        ):
+            path = _picture(out / REGIONS, f"{name}.{method}.jpg")
+            draw_region(path, job, number, *drawn)
     targets = rows.targets.tolist()
     titles = [
         row_title(name, row, target, classifier.classes)
         for name, row, target in zip(rows.names, probabilities, targets, strict=True)
     ]
     sheet = "sheet.png" if rows.unit == 0 else f"sheet-{rows.unit + 1}.png"
-    plots.save(plots.sheet_figure(images, heatmaps, titles), out / sheet)
+    figure = plots.sheet_figure(images, heatmaps, titles, captions, regions=[*fitted])
+    plots.save(figure, out / sheet)
+
+
+def _draw_overlays(folder: Path, method: str, rows: Rows, images: Tensor, maps: Tensor) -> None:
+    """Write a heatmap over its image, for each image: [n,C,H,W], [n,H,W]."""
+    from PIL import Image
+
+    for name, image, heatmap in zip(rows.names, images, maps, strict=True):
+        pixels = (plots.blend(image, heatmap) * 255).round().to(torch.uint8).numpy()
+        with writing(_picture(folder, f"{name}.{method}.png")) as part:
+            Image.fromarray(pixels).save(part)
 
 
 def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[str] | None) -> str:
@@ -200,9 +236,10 @@ def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[s
     return "\n".join([name if len(name) <= 28 else f"...{name[-25:]}", *lines])
 
 
-def _inside(folder: Path, name: str) -> Path:
-    """The path of a file below a folder; raise where the name leads out of it."""
-    path = folder / name
+def _picture(folder: Path, name: str) -> Path:
+    """The path of a picture below a folder, which is made; raise where the name leads out of it."""
+    path = make_folder(folder) / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{name!r} leads out of {folder}: rename the image")
+    make_folder(path.parent)
     return path.with_name(short_name(path.name))

@@ -114,7 +114,7 @@ def _alpha_curve(job: "Job", model: AskedModel, after: list[Probe]) -> list[Prob
     """
     images = len(job.entries)
     scores = images * sum(probe.calls for probe in after if probe.images is None)
-    curve = alpha_probe(job, model, coarse=True, calls=None)
+    curve = alpha_probe(job, model, coarse=True, calls=job.search_calls())
     each = curve.calls + 1
     most = min(CURVE_IMAGES, scores // (2 * each) or scores // each)
     if most == 0:

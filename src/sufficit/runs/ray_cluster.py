@@ -12,7 +12,7 @@ import torch
 
 from sufficit.errors import UserError, warn_user
 from sufficit.runs.config import Workers
-from sufficit.runs.ray_actor import short
+from sufficit.runs.ray_worker import short
 
 ANSWER = 10.0  # seconds for a cluster to accept a connection
 LONGEST_FOLDER = 20  # characters
@@ -103,7 +103,7 @@ class RayCluster:
         if address != LOOPBACK:
             warn_user(
                 f"Ray listens at {address} instead of {LOOPBACK}, because it was imported before"
-                " this run started; a token protects it. Import sufficit.runs.ray_workers first.",
+                " this run started; a token protects it. Import sufficit.runs.ray_spread first.",
                 WorkerWarning,
             )
 

@@ -18,12 +18,14 @@ from sufficit.evaluation import schedules_for
 from sufficit.files import read_json, safe_name
 from sufficit.loggers import close_logger, log_numbers, logger_named
 from sufficit.metrics.column import Heading
+from sufficit.metrics.columns import ZERO_LABEL, ZERO_LINE
 from sufficit.metrics.metric import MeanCurve
 from sufficit.metrics.scores import MethodScores
 from sufficit.perturbation.predictions import Predictions
 from sufficit.provenance import plain, typed
+from sufficit.report.answer import Verdict, verdict
 from sufficit.report.content import MOST_ROWS, Content, Facts, Shown
-from sufficit.report.interpretation import MOST_EMPTY, run_remarks, unmarked_remark
+from sufficit.report.interpretation import MOST_EMPTY, run_remarks
 from sufficit.runs.config import RunConfig, check_values
 from sufficit.runs.record import Record
 from sufficit.runs.rows import StoredRows
@@ -31,7 +33,6 @@ from sufficit.runs.shown import heatmaps_of, read_shown
 from sufficit.runs.store import MAPS, MOST_RECORD, UNITS, Store
 from sufficit.similarity import RankedCondition
 from sufficit.statistics import Estimate, Standing
-from sufficit.sums import few_images
 
 if TYPE_CHECKING:
     import pandas
@@ -122,7 +123,10 @@ class RunResults:
         """What figures call the sources: a control, or one that ignores the class, says so."""
         kinds = dict.fromkeys(self._agnostic, " (class-agnostic)")
         kinds |= dict.fromkeys(self.controls, " (control)")
-        return {name: f"{name}{kinds.get(name, '')}" for name in self.methods}
+        found = {name: f"{name}{kinds.get(name, '')}" for name in self.methods}
+        if ZERO_LINE in found:
+            found[ZERO_LINE] = ZERO_LABEL
+        return found
 
     @property
     def alpha_min(self) -> float:
@@ -177,8 +181,15 @@ class RunResults:
         facts = made | {name: value for name, value in own.items() if name not in left_out}
         columns = {name: self.summaries[name] for name in self.methods}
         facts |= {"unmarked": self.unmarked}
+        if self.standing is not None and self.shown is not None:
+            facts |= {"verdict": asdict(self.verdict)}
         found: dict[str, Any] = plain({**facts, "columns": columns, "standing": self.standing})
         return found
+
+    def __str__(self) -> str:
+        if self.standing is None or self.shown is None:
+            return repr(self)
+        return "\n".join([*self.verdict.lines, *self.verdict.warnings])
 
     def __repr__(self) -> str:
         known = {name: found["msi"] for name, found in self.summaries.items() if "msi" in found}
@@ -249,19 +260,29 @@ class RunResults:
             conditions=self.conditions,
             class_agnostic=self._agnostic,
             unmarked=self.unmarked,
+            fit_fills={n: one.fit_fills for n, one in record.sources.items() if one.fit_fills},
+            made=self.made(),
         )
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        """What the scores say: the answer, how sure it is, what would change it, warnings."""
+        return verdict(self.content())
+
+    def made(self) -> list[str]:
+        """How the scores were made, in sentences that are no warnings."""
+        within = self.record.within
+        reached = [within["words"]] if within and within["reached"] else []
+        return [*reached, *([self.record.sampled] if self.record.sampled else [])]
+
     def remarks(self) -> list[str]:
-        """What only the run itself knows and a reader should."""
+        """What only the run itself knows and a reader should before trusting the scores."""
         record, n = self.record, self.n
         random = self.config.weights == "none"
-        found = run_remarks(n, record.empty_heatmaps, random_weights=random)
-        empty = record.empty_heatmaps  # which have a remark of their own
-        dim = {name: k for name, k in self.unmarked.items() if k > empty.get(name, 0)}
-        found += [unmarked_remark(n, dim, self.alpha_min)] if dim else []
-        # In today's words, which a report compares with; those of an earlier run may differ.
-        found += [words for words in (few_images(n), record.sampled) if words]
-        found += [record.within["words"]] if record.within else []
+        # Those that are empty in many images are warned of as maps that mark nothing.
+        empty = {m: k for m, k in record.empty_heatmaps.items() if m not in self.unmarked}
+        found = run_remarks(n, empty, random_weights=random)
+        found += [record.within["words"]] if record.within and not record.within["reached"] else []
         found += [record.output_remark] if record.output_remark else []
         if stretched := record.stretched_heatmaps:
             found.append(
@@ -283,11 +304,6 @@ class RunResults:
         ):
             found.append("Leakage was not measured: all images it could use are of one class.")
         return found
-
-    def answers(self) -> list[str]:
-        """The remarks that are no warnings: that the run is as precise as it was asked to be."""
-        found = self.record.within
-        return [found["words"]] if found and found["reached"] else []
 
     @property
     def fill(self) -> str | Tensor:

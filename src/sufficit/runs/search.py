@@ -73,8 +73,7 @@ def found_alpha(
 ) -> Search:
     """The alpha_min with the highest mean MSI, found by a first run on a sample of the images."""
     some = sorted(job.sample(IMAGES))
-    calls = job.search_calls(len(some))
-    probe = alpha_probe(job, models_of(job)[0], coarse=False, calls=calls)
+    probe = alpha_probe(job, models_of(job)[0], coarse=False, calls=job.search_calls())
     first = job.asking_only(some, probe)
     store = Store(folder / PLACE).start(first.key(), first.entries)
     units = range(len(first.units))

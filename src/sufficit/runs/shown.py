@@ -11,20 +11,24 @@ import torch
 from torch import Tensor
 
 from sufficit import plots
+from sufficit.data.batch import Batch
 from sufficit.data.image_files import in_0_1
 from sufficit.errors import UserError, unknown
 from sufficit.explainers import EXPLAINERS
 from sufficit.metrics.column import Columns
+from sufficit.metrics.columns import ZERO_LINE
 from sufficit.perturbation.bands import EVERYTHING, Band
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.predictions import ROWS, Predictions
 from sufficit.probes.band import BandProbe
+from sufficit.provenance import plain, typed
 from sufficit.report.content import MOST_SHOWN, Choice, Shown
 from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job
 from sufficit.runs.rows import StoredRows
 from sufficit.runs.store import Store, StoredMaps, read_tensors, save_tensors
-from sufficit.sources import CONTROLS, Maps, noise
+from sufficit.sources import CONTROLS, Fitted, Maps, noise
+from sufficit.sources.certificate import Certificate, certificates
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -61,7 +65,9 @@ def write_shown(
         probe = _coarse(job, probe)
         maps = heatmaps_of(kept, job.config.seed)
         ordered = {source.name: maps[source.name].to(batch.images.device) for source in job.sources}
-        answers = _by_source(probe.answers(batch, ordered), [*ordered])
+        answers = {}
+        for names, found in probe.grouped_answers(batch, ordered):
+            answers |= _by_source(found, names)
     tensors = {f"maps/{name}": one.maps for name, one in kept.maps.items()}
     tensors |= {f"shares/{n}": m.shares for n, m in kept.maps.items() if m.shares is not None}
     for source, parts in answers.items():
@@ -75,9 +81,24 @@ def write_shown(
         "shape": list(batch.images.shape[1:]),
         "bands": [_as_list(band) for band in (EVERYTHING, *probe.bands)],
         "sizes": [_as_list(band) for band in probe.sizes],
+        "certificates": plain(_certificates(job, batch, kept)),
     }
     save_tensors(store.folder / SHOWN, tensors, facts)
     return dict(zip(batch.names, chosen.values(), strict=True))
+
+
+def _certificates(job: Job, batch: Batch, kept: StoredMaps) -> dict[str, list[Certificate]]:
+    """What the model says of the regions of each fitted source."""
+    return {
+        source.name: certificates(
+            job.classifier,
+            batch,
+            kept.maps[source.name].to(str(batch.images.device)),
+            enough=source.enough,
+        )
+        for source in job.sources
+        if isinstance(source, Fitted)
+    }
 
 
 def _as_list(band: Band) -> list[str | float]:
@@ -171,18 +192,28 @@ def read_shown(
         reasons=tuple(facts["reasons"]),
         predictions=predictions,
         fill=config.fill,
+        certificates={
+            name: typed(list[Certificate], found)
+            for name, found in facts.get("certificates", {}).items()
+        },
     )
 
 
 def heatmaps_of(kept: StoredMaps, seed: int) -> dict[str, Tensor]:
     """Every source's heatmaps at the images' size, controls drawn again: source -> [N,H,W]."""
     size = (kept.shape[1], kept.shape[2])
-    found = {name: one.at(size) for name, one in kept.maps.items()}
+    return {name: one.at(size) for name, one in maps_in_full(kept, seed).items()}
+
+
+def maps_in_full(kept: StoredMaps, seed: int) -> dict[str, Maps]:
+    """What a heatmap file holds of every source: maps at the images' size, shares of cut ones."""
+    size = (kept.shape[1], kept.shape[2])
+    found = {name: one.in_full(size) for name, one in kept.maps.items()}
     blank = torch.empty(len(kept.numbers), *kept.shape)
     for control in CONTROLS:
         is_noise = control == "random"
         drawn = noise(size, seed, kept.numbers) if is_noise else EXPLAINERS[control].draw(blank)
-        found[control] = drawn
+        found[control] = Maps(drawn, final=True)
     return found
 
 
@@ -224,6 +255,8 @@ def draw(
     if show not in KINDS:
         raise unknown("figure", show, KINDS)
     chosen = [m for m in results.methods if m not in results.unranked]
+    if show in ("alpha", "sizes") and ZERO_LINE in results.methods and ZERO_LINE not in chosen:
+        chosen.append(ZERO_LINE)
     chosen = chosen if methods is None else list(methods)
     for method in chosen:
         if method not in results.methods:

@@ -36,9 +36,9 @@ from sufficit.runs.record import Record, SearchRecord, TruthRecord
 from sufficit.runs.results import RunResults
 from sufficit.runs.rows import SourceWriter, csv_writer
 from sufficit.runs.search import Search
-from sufficit.runs.shown import heatmaps_of, write_shown
+from sufficit.runs.shown import maps_in_full, write_shown
 from sufficit.runs.store import Store
-from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, StoredUnit
+from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, Rows
 from sufficit.similarity import RankedCondition, correlations
 from sufficit.sources import STRETCHED
 from sufficit.statistics import Estimate, estimates_of, ratio_of, standing_of
@@ -316,7 +316,7 @@ def _add_conditions(
             totals.right[condition.key] = known
 
 
-def _add_notes(totals: Totals, rows: StoredUnit, store: Store, closing: ExitStack) -> None:
+def _add_notes(totals: Totals, rows: Rows, store: Store, closing: ExitStack) -> None:
     """Add what a unit says besides its rows; skipped images are written down."""
     for kind, found in rows.notes.items():
         if kind == SKIPPED and found:
@@ -336,7 +336,7 @@ def _save_heatmaps(job: Job, store: Store, units: range, totals: Totals) -> None
     for unit in units:
         if len(store.read(unit)):
             kept = store.read_maps(unit)
-            for name, maps in heatmaps_of(kept, job.config.seed).items():
+            for name, maps in maps_in_full(kept, job.config.seed).items():
                 if name in totals.sources:
                     totals.sources[name].writer.add_maps(kept.names, maps)
 
@@ -501,8 +501,8 @@ def _sampled(job: Job) -> str | None:
         return None
     masks = len(getattr(probe, "bands", ())) + 1
     return (
-        f"Each image was asked at most {job.scoring.calls} of {masks} masks, drawn by seed: means,"
-        " intervals and tests account for it, scores of a single image are estimates."
+        f"Each image was scored with at most {job.scoring.calls} of {masks} masks per method, drawn"
+        " by seed: the scores of a single image are estimates. --calls exact uses all masks."
     )
 
 

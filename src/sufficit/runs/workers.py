@@ -14,7 +14,7 @@ def spreading(workers: Workers | None, job: Job) -> Iterator[tuple[Job, Spread]]
     if workers is None:
         yield job, in_this_process
         return
-    from sufficit.runs.ray_workers import RayWorkers  # which imports Ray
+    from sufficit.runs.ray_spread import RayWorkers  # which imports Ray
 
     with RayWorkers(workers, job) as cluster:
         yield cluster.job, cluster.spread

@@ -7,6 +7,7 @@ all be in memory, and share no forward pass between methods.
 """
 
 import warnings
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -22,8 +23,9 @@ from sufficit.classifier.randomization import STEPS, randomise
 from sufficit.data.image_files import ignore_image_warnings
 from sufficit.data.loader import check_any
 from sufficit.errors import EmptyHeatmapWarning
-from sufficit.explainers import CAMS, Methods, explain_all, methods_for
-from sufficit.explainers.words import methods_from
+from sufficit.explainers import CAMS, Methods, methods_for
+from sufficit.explainers.explanation import draw_all
+from sufficit.explainers.words import ToFit, methods_from, sources_from
 from sufficit.files import make_folder, writing
 from sufficit.outside import as_csv
 from sufficit.progress import bar
@@ -102,7 +104,7 @@ class SanityReport:
         return plots.sanity_figure(self.frame(), self.threshold, len(self.targets))
 
     def _ends(self) -> list[Likeness]:
-        """What each method comes to with all layers random."""
+        """Return the last step of each method, with all layers random."""
         return [self.cascade_of(method)[-1] for method in self.methods]
 
     def _mean(self, found: Likeness) -> Estimate:
@@ -131,7 +133,7 @@ class SanityReport:
 
 
 def _verdict(found: Estimate, threshold: float) -> Verdict:
-    """By the whole interval; a single image has none."""
+    """Return the verdict by the whole interval, which a single image does not have."""
     if _too_few(found) or np.isnan(found.low):
         return "undecided"
     if found.low >= threshold:
@@ -153,9 +155,6 @@ def _missing(found: Estimate) -> str:
     return f"{found.n_nan} of {found.n + found.n_nan} images have a constant heatmap"
 
 
-CHECKED = 8  # images of a head check
-
-
 def sanity_check(
     classifier: Classifier,
     images: Tensor,
@@ -169,24 +168,39 @@ def sanity_check(
     batch_size: int | None = None,
     seed: int = 0,
     progress: bool | None = None,
+    orders: Collection[str] = (),
 ) -> SanityReport:
     """Compare each method's heatmaps with those for a randomised copy of the model.
 
     The copy's layers are re-initialised from the output downwards, in at most `steps` blocks, or
     only the first `done` of them. The targets stay those given, or the original model's
     predictions. The model itself does not change. An adapter must belong to the model; it then
-    reads the features of the copies.
+    reads the features of the copies. Of the methods in `orders` the order of all pixels is
+    compared, which is what a fit cuts, in place of the heatmap.
     """
     check_classifier(classifier)
     check_images(images)
     known = check_targets(targets, len(images))
     goals = predictions(classifier, images) if known is None else known
     used = methods_for(methods, classifier)
-    options: Any = {"layer": layer, "batch_size": batch_size, "seed": seed, "progress": False}
+    size = (images.shape[2], images.shape[3])
 
     def maps_of(model: Classifier) -> dict[str, Tensor]:
         with seeded(seed):  # stochastic methods use the same seed for every model
-            return explain_all(model, images, goals, used, **options)
+            drawn = draw_all(
+                model,
+                images,
+                goals,
+                used,
+                layer=layer,
+                batch_size=batch_size,
+                seed=seed,
+                progress=False,
+            )
+        return {
+            name: one.order_at(size) if name in orders else one.at(size)
+            for name, one in drawn.items()
+        }
 
     def likenesses(model: Classifier, step: int, layer: str) -> list[Likeness]:
         with warnings.catch_warnings():
@@ -199,6 +213,7 @@ def sanity_check(
         ]
 
     original = maps_of(classifier)
+    # One copy for all steps: the cascade adds to what is random already.
     copy = randomization.copied(classifier)
     blocks = randomization.cascade(copy, images, steps)[:done]
     found: list[Likeness] = []
@@ -229,6 +244,8 @@ def check_folder(
 ) -> FolderSanity:
     """Check methods on images that the config's seed draws from its data."""
     methods: Methods = methods_from(config.methods)
+    given = sources_from(config.methods)
+    orders = [name for name, source in given.items() if isinstance(source, ToFit)]
     job = make_job(replace(config, checks=("none",)), classifier=classifier)
     with ignore_image_warnings():
         batch, notes = job.reader.entries([*job.entries])
@@ -243,6 +260,7 @@ def check_folder(
         steps=steps,
         layer=config.layer,
         seed=config.seed,
+        orders=orders,
     )
     return FolderSanity(report, list(batch.names), job.targets, dict(skipped))
 
@@ -256,8 +274,11 @@ def save_sanity(
     """Write sanity.csv, sanity.png, report.html and, last, run.json."""
     from sufficit.report.html import environment, look_and_feel  # slow to import
 
-    report, figure = result.report, result.report.figure()
-    verdicts, sentences, n = report.verdicts(), report.sentences(), len(result.names)
+    report = result.report
+    figure = result.report.figure()
+    verdicts = report.verdicts()
+    sentences = report.sentences()
+    n = len(result.names)
     make_folder(folder)
     with writing(folder / "sanity.csv") as path:
         path.write_text(as_csv(report.frame()), encoding="utf-8")

@@ -1,6 +1,8 @@
-"""Heatmap sources: whatever gives a map per image, and `Fitted`, which cuts the map of another."""
+"""Heatmap sources: whatever gives a map per image; `Fitted` and `Cut` cut the map of another."""
 
 from sufficit.explainers.explanation import cut_at
+from sufficit.sources.asked import Asked
+from sufficit.sources.cut import Cut
 from sufficit.sources.fitted import Fitted
 from sufficit.sources.kinds import (
     CONTROLS,
@@ -24,7 +26,9 @@ __all__ = [
     "CONTROLS",
     "NOT_FINITE",
     "STRETCHED",
+    "Asked",
     "Control",
+    "Cut",
     "Fitted",
     "Given",
     "MapFile",

@@ -5,6 +5,8 @@ order are put to the model, with several fills. A size suffices if the model giv
 every fill. Its score is kept - rest / 2 - size, where kept and rest are 0 or 1, averaged over the
 fills, the size and its two neighbours. The region is the size with the highest score of those that
 suffice, the smaller of two, or the whole image where none does.
+
+Most sizes cannot win, and are not asked: what is not known yet bounds every score.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,23 +20,17 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.batch import Batch
 from sufficit.errors import UserError
 from sufficit.metrics.column import Columns, Heading
-from sufficit.perturbation.bands import EVERYTHING, Band, all_but_top, top
 from sufficit.perturbation.fills import check_fill_name
-from sufficit.perturbation.heatmaps import resize
-from sufficit.perturbation.masked_model import MaskedModel, whole_images
-from sufficit.perturbation.predictions import Predictions
+from sufficit.sources.asked import ALL, NOTHING, REGION, REST, SIZES, THOUSANDTHS, Asked, Parts
 from sufficit.sources.kinds import Maps, Method, Role, Source, SourceBase, SourceFacts, drawn_by
 
-THOUSANDTHS = (
-    *(20, 30, 40, 60, 80, 100, 125, 150, 180, 210, 250, 290, 330, 380, 430, 480, 540, 600, 660),
-    *(720, 780, 840, 900, 950),
-)
-SIZES = tuple(size / 1000 for size in THOUSANDTHS)
 # Regions that are enough with black and blur around them fail under noise, which they were not
 # asked with; the other way round mean colour is implied (experiments/lax/LOG.md has the rows).
 FILLS = ("black", "blur", "noise")
-EMPTY = top(0.0)
-KEPT, REST = ([make(size) for size in SIZES] for make in (top, all_but_top))
+WHOLE, UNDECIDED = len(SIZES), -1  # in place of the number of a size
+WIDE = 4  # sizes asked at a time; fewer save a tenth of the passes and take twice as many rounds
+USUAL = 15  # forward passes per image and fill that a choice usually takes
+_LOWEST = -(2**40)  # below any score
 GROUP = "Cut where the model agrees"
 HEADINGS: Mapping[str, Heading] = {
     "fit_share": Heading(
@@ -84,38 +80,44 @@ class Fitted(SourceBase):
         """Draw the source's maps, ask the model about their sizes, choose one for each image."""
         inner = drawn_by(self.source, model, batch)
         # The order before ReLU and stretching, where the source has one.
-        order = resize(inner.maps, batch.size)
-        models = [MaskedModel(model, fill, self.batch_size) for fill in self.fills]
-        answers = [asked.ask(batch, order, [EMPTY, *KEPT, *REST]) for asked in models]
-        kept, rest = (self._enough(model, batch, answers, bands) for bands in (KEPT, REST))
-        shares, suffices = choose(kept, rest)
+        parts = Parts.of(model, batch, inner.maps, self.batch_size)
+        asked, chosen = self._choose(parts)
+        shares = torch.tensor([*SIZES, 1.0], dtype=torch.float64)[chosen]
         columns: Columns = {
             "fit_share": shares,
-            "fit_enough": suffices.double(),
-            "calls@fit": torch.stack([one.calls for one in answers]).sum(0).double(),
+            "fit_enough": (chosen != WHOLE).double(),
+            "calls@fit": asked.passes.double(),
         }
-        return replace(inner, columns=inner.columns | columns, shares=shares.float())
+        columns = inner.columns | columns
+        return replace(inner, columns=columns, shares=shares, asked=asked)
 
-    def _enough(
-        self, model: Classifier, batch: Batch, answers: Sequence[Predictions], bands: list[Band]
-    ) -> Tensor:
-        """Whether the model gives the target for each band with each fill: bool [fills,N,B].
+    def _choose(self, parts: Parts) -> tuple[Asked, Tensor]:
+        """Ask about parts of all images, round by round, until the size of each is known: [N]."""
+        targets = parts.batch.targets.cpu()
+        asked = parts.unasked(self.fills)
+        # A score of the user's is no class.
+        by_class = (asked.named[:, :1, ALL] == targets[:, None]) & (parts.model.score is None)
+        while True:
+            enough, hopeless = self._judged(asked)
+            enough = torch.where(by_class[..., None], asked.named == targets[:, None, None], enough)
+            known = asked.known | (hopeless & ~by_class)[..., None]
+            chosen, wanted = next_parts(enough, known)
+            wanted[..., NOTHING] = ~by_class & ~known[..., NOTHING]
+            wanted &= (chosen == UNDECIDED)[:, None, None]
+            if not wanted.any():
+                return asked, chosen
+            asked = parts.ask(asked, wanted)
 
-        Where it does not give it for the whole image, whether enough of its score is kept.
+    def _judged(self, asked: Asked) -> tuple[Tensor, Tensor]:
+        """Whether a part keeps enough of the whole image's score above that of an empty image.
+
+        For each part, bool [N,F,P]; and whether none can, as the whole image scores no more than
+        an empty one: bool [N,F].
         """
-        whole = whole_images(model, batch)
-        by_class = whole.of([EVERYTHING], "accuracy") == 1
-        if model.score is not None:
-            by_class = torch.zeros_like(by_class)
-        full = whole.of([EVERYTHING], "confidence")
-        found = []
-        for one in answers:
-            empty = one.of([EMPTY], "confidence")
-            needed = empty + self.enough * (full - empty)
-            # Where the whole image scores no more than an empty one, nothing is enough.
-            reached = (one.of(bands, "confidence") >= needed) & (full > empty)
-            found.append(torch.where(by_class, one.of(bands, "accuracy") == 1, reached))
-        return torch.stack(found)
+        values = asked.confidences.double()
+        empty, whole = values[..., NOTHING, None], values[..., ALL, None]
+        reached = (values >= empty + self.enough * (whole - empty)) & (whole > empty)
+        return reached, asked.known[..., NOTHING] & ~(whole > empty)[..., 0]
 
     def methods(self) -> list[Method]:
         """Those of the source."""
@@ -133,30 +135,63 @@ class Fitted(SourceBase):
     def facts(self) -> SourceFacts:
         """Those of the source, with the passes of the fit."""
         inner: SourceFacts = self.source.facts()
-        own = len(self.fills) * (2 * len(SIZES) + 1)
+        own = len(self.fills) * (2 * len(SIZES) + 1)  # at most
         passes = inner.passes + own if isinstance(inner.passes, int) else f"{inner.passes} + {own}"
-        return replace(inner, passes=passes)
+        return replace(inner, passes=passes, fit_fills=self.fills)
+
+    @property
+    def usual_passes(self) -> int:
+        """The forward passes that an image usually takes, with those of its certificate."""
+        return USUAL * len(self.fills) + 6
 
     def close(self) -> None:
         """Close the source's files."""
         self.source.close()
 
 
-def choose(kept: Tensor, rest: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the share of each image, and whether a part suffices: bool [fills,N,B] twice -> [N].
+def next_parts(enough: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the size chosen for each image, or UNDECIDED, and the parts to ask for it next.
 
-    Everything is compared as integers: scores that tie are equal.
+    By the answers so far: bool [N,F,P] twice -> [N], bool [N,F,P]. Answers that are not known
+    count as the best in the highest score that a size can have, and as the worst in the least.
     """
-    fills = len(kept)
-    scores = 2 * _with_neighbours(kept.long().sum(0)) - _with_neighbours(rest.long().sum(0))
-    sizes = torch.tensor(THOUSANDTHS)
-    # kept - rest / 2 - size, times 6 fills and 1000.
-    scores = 1000 * scores - 6 * fills * sizes
-    suffices = kept.all(0)
-    best = scores.masked_fill(~suffices, torch.iinfo(torch.long).min).argmax(1)
-    found = suffices.any(1)
-    shares = torch.where(found, sizes.double()[best] / 1000, 1.0)
-    return shares, found
+    kept, rest = enough[..., REGION], enough[..., REST]
+    kept_known, rest_known = known[..., REGION], known[..., REST]
+    fails = (kept_known & ~kept).any(1)
+    suffices = (kept_known & kept).all(1)
+    most = scores(kept | ~kept_known, rest & rest_known).masked_fill(fails, _LOWEST)
+    least = scores(kept & kept_known, rest | ~rest_known).masked_fill(~suffices, _LOWEST)
+
+    best = most.argmax(1, keepdim=True)  # of equal ones the first, the smaller size
+    numbers = torch.arange(len(SIZES), device="cpu")
+    is_best = numbers == best
+    # Of equal scores the smaller size wins.
+    can_win = ~fails & (is_best | (most + (numbers < best).long() > least.gather(1, best)))
+    decided = suffices.gather(1, best)[:, 0] & (can_win.sum(1) == 1)
+    chosen = torch.where(decided, best[:, 0], UNDECIDED).masked_fill(fails.all(1), WHOLE)
+
+    # Whether the most promising sizes suffice, fill after fill: most fail with one of them.
+    front = most.argsort(dim=1, descending=True, stable=True)[:, :WIDE]
+    promising = can_win & torch.zeros_like(can_win).scatter(1, front, True)
+    unknown = ~kept_known
+    next_fill = unknown & (unknown.cumsum(1) == 1)
+    # Then what the score of the best still lacks.
+    near = torch.cat([best - 1, best, best + 1], dim=1).clamp(0, len(SIZES) - 1)
+    lacking = torch.zeros_like(can_win).scatter(1, near, True) & suffices.gather(1, best)
+    wanted = torch.zeros_like(known)
+    wanted[..., REGION] = (next_fill & promising[:, None]) | (unknown & lacking[:, None])
+    wanted[..., REST] = ~rest_known & lacking[:, None]
+    return chosen, wanted
+
+
+def scores(kept: Tensor, rest: Tensor) -> Tensor:
+    """Return kept - rest / 2 - size of each size, times 6 F x 1000: bool [N,F,B] twice -> [N,B].
+
+    As integers, so that scores that tie are equal.
+    """
+    fills = kept.shape[1]
+    agreed = 2 * _with_neighbours(kept.long().sum(1)) - _with_neighbours(rest.long().sum(1))
+    return 1000 * agreed - 6 * fills * torch.tensor(THOUSANDTHS, device="cpu")
 
 
 def _with_neighbours(counts: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """Heatmap sources: whatever gives a map per image. The words that name them are read elsewhere."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,11 +25,13 @@ from sufficit.explainers.guard import call_guarded
 from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
 from sufficit.metrics.column import Columns, Heading
+from sufficit.metrics.columns import ZERO_LINE
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
+from sufficit.sources.asked import Asked
 
 Role = Literal["method", "control", "reference"]
 """A method is ranked; it must beat the controls; a reference is scored and not ranked."""
-CONTROLS = ("random", "center")
+CONTROLS = (ZERO_LINE, "random", "center")
 STRETCHED = "stretched"  # a note: a map of other proportions than the image
 NOT_FINITE = "the model gives NaN or infinite values for it"
 _opening = Lock()
@@ -41,6 +43,17 @@ class Maps(DrawnMaps):
 
     columns: Columns = field(default_factory=dict)  # of the source's own, each [N]
     notes: Mapping[str, Tensor] = field(default_factory=dict)  # which images have a note: bool [N]
+    asked: Asked | None = None  # what the model said of the parts that a fit put to it
+
+    def in_full(self, size: tuple[int, int]) -> "Maps":
+        """The same at the image's size: finished, or the order of a cut map with its shares."""
+        maps = self.at(size) if self.shares is None else resize(self.maps, size)
+        return replace(self, maps=maps, final=True)
+
+    def with_shares(self) -> Iterator[tuple[Tensor, float | None]]:
+        """The map of each image, and its share if it is cut."""
+        shares = [None] * len(self.maps) if self.shares is None else self.shares.tolist()
+        return zip(self.maps, shares, strict=True)
 
     def rows(self, some: Sequence[int]) -> "Maps":
         """Those of some of the images."""
@@ -51,6 +64,7 @@ class Maps(DrawnMaps):
             columns={name: values[places] for name, values in self.columns.items()},
             notes={name: marks[places] for name, marks in self.notes.items()},
             shares=None if self.shares is None else self.shares[places],
+            asked=None if self.asked is None else self.asked.rows(places),
         )
 
     def to(self, device: str) -> "Maps":
@@ -61,6 +75,7 @@ class Maps(DrawnMaps):
             columns={name: values.to(device) for name, values in self.columns.items()},
             notes={name: marks.to(device) for name, marks in self.notes.items()},
             shares=None if self.shares is None else self.shares.to(device),
+            asked=self.asked,
         )
 
     def marks(self, kind: str) -> Tensor:
@@ -72,23 +87,17 @@ class Maps(DrawnMaps):
         """Those of several batches, one after the other."""
         first = parts[0]
         shares = [part.shares for part in parts if part.shares is not None]
+        asked = [part.asked for part in parts if part.asked is not None]
         kinds = dict.fromkeys(kind for part in parts for kind in part.notes)
         if len({(part.maps.shape[1:], part.final) for part in parts}) > 1:
-            # The order of a cut map is kept; a finished map is an order too.
-            parts = [
-                replace(
-                    part,
-                    maps=resize(part.maps, size) if part.shares is not None else part.at(size),
-                    final=True,
-                )
-                for part in parts
-            ]
+            parts = [part.in_full(size) for part in parts]
         return Maps(
             maps=torch.cat([part.maps for part in parts]),
             final=parts[0].final,
             columns={n: torch.cat([part.columns[n] for part in parts]) for n in first.columns},
             notes={kind: torch.cat([part.marks(kind) for part in parts]) for kind in kinds},
             shares=torch.cat(shares) if shares else None,
+            asked=Asked.joined(asked) if asked else None,
         )
 
 
@@ -103,6 +112,7 @@ class SourceFacts:
     options: Mapping[str, Any] = field(default_factory=dict)
     sign: str = "none"
     reference: str = ""
+    fit_fills: Sequence[str] = ()  # with which its maps are cut where the model agrees
 
 
 class Source(Protocol):
@@ -291,7 +301,10 @@ class MapTensor(SourceBase):
 
 @dataclass(eq=False)
 class MapFile(SourceBase):
-    """A heatmap file: one map per image, found by the image's name."""
+    """A heatmap file: one map per image, found by the image's name.
+
+    Maps that are stored before the cut are cut at their shares, and need no normalisation.
+    """
 
     is_trusted = True
     name: str
@@ -330,10 +343,13 @@ class MapFile(SourceBase):
     def maps(self, model: Classifier, batch: Batch) -> Maps:
         """Read the maps of the batch's images; skip images without a usable one."""
         found: list[Tensor] = []
+        shares: list[float] = []
         wrong: dict[int, str] = {}
         for row, name in enumerate(batch.names):
             try:
                 found.append(self.read(name))
+                if self.file.is_cut:
+                    shares.append(self.file.share(self._key(name)))
             except (BadImageError, HeatmapError, OSError) as error:
                 wrong[row] = str(error)
         if wrong:
@@ -342,17 +358,26 @@ class MapFile(SourceBase):
         stretched = [not 0.9 < one.shape[0] / one.shape[1] / shape < 1.1 for one in found]
         if len({one.shape for one in found}) > 1:  # a file may hold maps of several sizes
             found = [resize(one[None], batch.size)[0] for one in found]
-        maps = torch.stack(found).to(batch.images.device)
-        return Maps(maps, final=True, notes={STRETCHED: torch.tensor(stretched)})
+        return Maps(
+            maps=torch.stack(found).to(batch.images.device),
+            final=True,
+            notes={STRETCHED: torch.tensor(stretched)},
+            shares=torch.tensor(shares, dtype=torch.float64) if shares else None,
+        )
 
-    def read(self, name: str) -> Tensor:
-        """The map of an image: [h,w] in 0..1."""
+    def _key(self, name: str) -> str:
         key = self.file.key(name)
         if key is None:
             raise BadImageError(f"no heatmap: {self.path.name} has no such key")
-        found = self.file.read(key)[None]
+        return key
+
+    def read(self, name: str) -> Tensor:
+        """The map of an image: [h,w] in 0..1, or any order of the pixels if it is cut."""
+        found = self.file.read(self._key(name))[None]
         if not found.isfinite().all():
             raise BadImageError(f"its heatmap in {self.path.name} has NaN or infinite values")
+        if self.file.is_cut:
+            return found[0]
         found = normalize(found, self.normalize)
         check_range(found, [name], ", or pass --normalize minmax")
         return found[0]

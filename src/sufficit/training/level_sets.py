@@ -7,10 +7,14 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.evaluation import batch_of
-from sufficit.perturbation.bands import EVERYTHING
+from sufficit.perturbation.bands import EVERYTHING, all_but_top, top
 from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.masked_model import MaskedModel, whole_images
-from sufficit.sources.fitted import EMPTY, KEPT, REST, SIZES
+from sufficit.sources.asked import SIZES
+
+EMPTY = top(0.0)
+KEPT = [top(size) for size in SIZES]
+REST = [all_but_top(size) for size in SIZES]
 
 
 @dataclass(frozen=True)

@@ -79,8 +79,9 @@ def random_views(
 
 def at_image_size(order: Tensor, images: Tensor) -> Tensor:
     """Orders at the size of the images, divided by their spread: [N,h,w] -> [N,H,W]."""
-    large = resized(order[:, None].float(), images.shape[2:])[:, 0]
-    return large / (large.std((1, 2), keepdim=True) + 1e-4)
+    with torch.autocast(order.device.type, enabled=False):  # the product of matrices too
+        large = resized(order[:, None].float(), images.shape[2:])[:, 0]
+        return large / (large.std((1, 2), keepdim=True) + 1e-4)
 
 
 def random_sizes(n: int, ends: tuple[float, float], generator: Generator) -> Tensor:

@@ -1,47 +1,59 @@
-"""The app: refuse what is not allowed, read the form, wait for the model, answer."""
+"""The page of a model and its JSON endpoints."""
 
-import asyncio
 import io
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, FastAPI, Form, Request, Response
+import anyio
+from fastapi import FastAPI, Form, Request, Response
 from fastapi import Path as PathField
-from fastapi.responses import HTMLResponse
-from fastapi.routing import APIRoute
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
 from markupsafe import Markup
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
 from sufficit import __version__
 from sufficit.data.digits import synthetic_digits
 from sufficit.data.image_files import FORMATS, BadImageError, decode_image
+from sufficit.data.pictures import LargeImageError, NotAnImageError
 from sufficit.errors import UserError
 from sufficit.progress import Progress
 from sufficit.report.html import asset, environment, look_and_feel
-from sufficit.web import schemas
-from sufficit.web.decoding import FORMAT_NAMES, Decoder
-from sufficit.web.guard import HANDLED, MEANINGS, Guard, failed, read_form
-from sufficit.web.schemas import LEAST_STEP, ExplainForm, Limits, ScoreForm
-from sufficit.web.service import ModelQueue, Service
+from sufficit.web.forms import LEAST_STEP, ExplainForm, ImageForm, Limits, RegionForm, ScoreForm
+from sufficit.web.service import Answer, Service
 
 HOME = "sufficit.web"
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+FORMAT_NAMES = f"{', '.join(FORMATS[:-1])} or {FORMATS[-1]}"
 STEPS = (LEAST_STEP, 0.02, 0.05, 0.1)
 EXAMPLE_SEED = 20  # a digit on which the methods differ
-FAILURES: dict[int | str, dict[str, Any]] = {
-    status: {"model": schemas.Failure, "description": text} for status, text in MEANINGS.items()
+SAFE_HEADERS = {
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
 }
-SECONDS = {"description": "Seconds.", "schema": {"type": "integer"}}
-FAILURES[503]["headers"] = {"Retry-After": SECONDS}
-ALWAYS: dict[int | str, dict[str, Any]] = {status: FAILURES[status] for status in (400, 403)}
-PNG = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
-SHUT = "default-src 'none'; style-src 'unsafe-inline'; frame-ancestors 'none'"
-AnyForm = TypeVar("AnyForm", bound=schemas.ImageForm)
-Answer = TypeVar("Answer", bound=schemas.ImageAnswer)
+PAGE_POLICY = (
+    "default-src 'none'; style-src 'unsafe-inline'; img-src 'self' data: blob:;"
+    " connect-src 'self'; script-src 'sha256-{script_digest}';"
+    " frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+)
+ERROR = {"application/json": {"schema": {"type": "object", "required": ["error"]}}}
+REFUSALS: dict[int | str, dict[str, Any]] = {
+    "4XX": {"content": ERROR, "description": "The request is refused; `error` says why."},
+    "5XX": {"content": ERROR, "description": "The server failed; its log says why."},
+}
+AnyForm = TypeVar("AnyForm", bound=ImageForm)
 
 
 def make_app(
@@ -51,112 +63,167 @@ def make_app(
     examples: Sequence[tuple[str, bytes]] = (),
     title: str = "",
     names: Collection[str] = (),
-    loopback: bool = True,
 ) -> FastAPI:
     """The page of a model, its endpoints and their schema.
 
-    `names` are host names that requests may use besides localhost, `loopback` says whether only
-    this machine can reach the server, `examples` are names and PNG files to try, `title` is the
-    page's heading.
+    - `examples`: names and PNG files to try; a synthetic digit without them.
+    - `title`: the page's heading.
+    - `names`: hosts that requests may name besides those of this machine.
     """
     limits = limits or Limits()
-    facts = service.facts.model_copy(update={"limits": limits})
-    # From elsewhere, no address may take all places.
-    queue = ModelQueue(limits.places, None if loopback else max(1, limits.places * 3 // 4))
     app = FastAPI(
         title="Sufficit",
         version=__version__,
         description="Heatmaps of an image classifier and their scores.",
         docs_url=None,  # FastAPI's own pages load scripts from a CDN
         redoc_url=None,
-        exception_handlers=dict.fromkeys(HANDLED, failed),
+        responses=REFUSALS,
+        exception_handlers=dict.fromkeys(
+            (HTTPException, RequestValidationError, UserError, BadImageError, Exception), _failed
+        ),
     )
-    app.state.queue = queue
-    app.add_middleware(Guard, names=names, loopback=loopback)
-
-    @app.get("/api/health", responses=ALWAYS)
-    async def health() -> schemas.Health:
-        """Whether the server runs, and its load."""
-        return schemas.Health(taken=queue.taken, places=queue.places)
-
-    @app.get("/api/model", responses=ALWAYS)
-    async def model() -> schemas.ModelFacts:
-        """The model, its classes, the methods and the limits."""
-        return facts
-
-    app.include_router(_work(service, limits, queue))
+    # A site may point its own name at this machine (DNS rebinding): then Host is that name.
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_NAMES, *names])
+    app.add_middleware(Guard, limits=limits)
+    _add_endpoints(app, service, limits)
     _add_pages(app, service, limits, list(examples) or [("The example", example_image())], title)
     forms = app.openapi()["components"]["schemas"]
     forms["ExplainForm"]["properties"]["methods"]["items"]["enum"] = list(service.methods)
-    forms["ScoreForm"]["properties"]["method"]["enum"] = list(service.methods)
+    for name in ("ScoreForm", "RegionForm"):
+        forms[name]["properties"]["method"]["enum"] = list(service.methods)
     for name in ("ExplainForm", "ScoreForm"):
-        forms[name]["properties"]["fill"]["enum"] = facts.fills
+        forms[name]["properties"]["fill"]["enum"] = list(service.fills)
     return app
 
 
-def _work(service: Service, limits: Limits, queue: ModelQueue) -> APIRouter:
-    """The endpoints that read an image and wait for the model."""
-    decoder = Decoder(limits)
+@dataclass(frozen=True)
+class Guard:
+    """Refuses what pages of other sites send, and what is too large; adds security headers."""
 
-    class LimitedRoute(APIRoute):
-        """Takes a place in the queue before it reads the form, and reads no more than allowed."""
+    app: ASGIApp
+    limits: Limits
 
-        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-            """FastAPI's handler, which finds the form that was read within the limits."""
-            handle = super().get_route_handler()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer with a refusal, or pass the request on."""
 
-            async def limited(request: Request) -> Response:
-                with queue.place(request.client.host if request.client else ""):
-                    return await handle(await read_form(request, limits))
+        async def send_safely(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                for name, value in SAFE_HEADERS.items():
+                    headers.setdefault(name, value)
+            await send(message)
 
-            return limited
+        refusal = self.refusal(scope["method"], Headers(scope=scope)) if "method" in scope else None
+        await (refusal or self.app)(scope, receive, send_safely)
+
+    def refusal(self, method: str, headers: Headers) -> Response | None:
+        """The answer to a request that is not allowed; browsers tell where it comes from."""
+        crosses = headers.get("sec-fetch-site") == "cross-site"
+        fetched = crosses and headers.get("sec-fetch-mode") != "navigate"
+        origin = headers.get("origin")
+        if fetched or (origin is not None and origin.partition("://")[2] != headers.get("host")):
+            return _failure(403, "pages of other sites may not use this server: open its own page")
+        if method == "POST":
+            length = headers.get("content-length", "")
+            if not length.isdecimal() or "transfer-encoding" in headers:
+                return _failure(411, "the request has no Content-Length: send it in one piece")
+            if len(length) > 15 or int(length) > self.limits.bytes:
+                most = f"the limit is {self.limits.bytes / 1e6:g} MB: send a smaller one"
+                return _failure(413, f"the file is too large, {most}")
+        return None
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """What a client gets for any exception; starlette logs those that answer 500."""
+    status, text = 500, "internal server error: see the server log"
+    match error:
+        case HTTPException():
+            status, text = error.status_code, str(error.detail)
+        case RequestValidationError():
+            first = error.errors()[0]
+            field = [part for part in first["loc"] if isinstance(part, str)][-1]
+            came = f", got {first['input'][:40]!r}" if isinstance(first["input"], str) else ""
+            status, text = 422, f"{field[:40]}: {first['msg']}{came}"
+        case UserError():
+            status, text = 422, str(error)
+        case NotAnImageError():
+            status, text = 415, f"the file is not an image: send {FORMAT_NAMES}"
+        case LargeImageError():
+            status, text = 413, f"the image is {error}: send a smaller one"
+        case BadImageError() if error.__cause__ is None:  # the words are ours
+            status, text = 400, f"the image can't be used: {error}"
+        case BadImageError():
+            status, text = 400, "the image is corrupt or cut off: send it again, or another one"
+    return _failure(status, text)
+
+
+def _failure(status: int, text: str) -> Response:
+    safe = text.encode("utf-8", "replace").decode()  # whatever the request held
+    return JSONResponse({"error": safe}, status, SAFE_HEADERS)
+
+
+def _add_endpoints(app: FastAPI, service: Service, limits: Limits) -> None:
+    one_at_a_time = anyio.CapacityLimiter(1)
+    multipart = Form(media_type="multipart/form-data")
 
     async def answer(
         request: Request, form: AnyForm, work: Callable[[Tensor, AnyForm, Progress], Answer]
     ) -> Answer:
+        """Decode the image and do the work in a thread, until the browser leaves."""
         content = await form.file.read()
         if not content:
             raise HTTPException(400, "the file is empty: choose another")
 
-        task = asyncio.current_task()
-        assert task is not None
+        def check(done: float, total: float) -> None:
+            if anyio.from_thread.run(request.is_disconnected):
+                raise HTTPException(400, "the browser has left")
 
-        async def watch() -> None:  # the whole request has been read
-            while (await request.receive())["type"] != "http.disconnect":
-                pass
-            task.cancel()
+        def job() -> Answer:
+            check(0, 1)  # it may have left while others were answered
+            started = time.monotonic()
+            image = decode_image(
+                io.BytesIO(content), service.classifier.view, FORMATS, limits.pixels
+            )
+            found = work(image[None], form, check)
+            return found | {"seconds": round(time.monotonic() - started, 3)}
 
-        watching = asyncio.ensure_future(watch())
-        try:
-            images = await decoder.decode(content, service.classifier.view)
+        return await anyio.to_thread.run_sync(job, limiter=one_at_a_time)
 
-            def job(progress: Progress) -> Answer:
-                progress(0, 1)  # raises if the client disconnected while it waited
-                started = time.monotonic()
-                found = work(images, form, progress)
-                found.seconds = round(time.monotonic() - started, 3)
-                return found
+    @app.get("/api/model")
+    async def model() -> Answer:
+        """The model, its classes, the methods and the limits."""
+        return service.facts | {"limits": asdict(limits)}
 
-            return await queue.run(job)
-        finally:
-            watching.cancel()
+    @app.post("/api/explain")
+    async def explain(request: Request, form: Annotated[ExplainForm, multipart]) -> Answer:
+        """The prediction and the heatmaps of an image, without scores: fast.
 
-    router = APIRouter(prefix="/api", route_class=LimitedRoute, responses=FAILURES)
-    multipart = Form(media_type="multipart/form-data")
-
-    @router.post("/explain")
-    async def explain(
-        request: Request, form: Annotated[ExplainForm, multipart]
-    ) -> schemas.Explained:
-        """The prediction and the heatmaps of an image, without scores: fast."""
+        `map` and `values` of a heatmap M are grey PNGs as data URLs: M > grid[i] where a pixel of
+        `map` is above i; 255 M, rounded. `shares` are those of the pixels above each alpha.
+        """
         return await answer(request, form, service.explain)
 
-    @router.post("/score")
-    async def score(request: Request, form: Annotated[ScoreForm, multipart]) -> schemas.Scored:
-        """The scores and curves of one method on an image: one model call per mask."""
+    @app.post("/api/score")
+    async def score(request: Request, form: Annotated[ScoreForm, multipart]) -> Answer:
+        """The scores and curves of one method on an image: one model call per mask.
+
+        `curves` hold, along the grid, the model's predictions for the pixels `kept` (M > alpha),
+        `hidden` (alpha_min < M <= alpha) and the `rest`: probabilities of the target; as
+        `kept_hits` one character per alpha, 1 if the target is predicted, else 0, ? if unknown; as
+        `kept_said` the predicted class if it is another. Numbers are null if the model gives NaN.
+        """
         return await answer(request, form, service.score)
 
-    return router
+    @app.post("/api/region")
+    async def region(request: Request, form: Annotated[RegionForm, multipart]) -> Answer:
+        """The region of a method's map that is enough for the model, as a fit finds it.
+
+        `order` is a grey PNG as a data URL, brighter where a pixel comes earlier. `sizes` hold, for
+        each size in thousandths of the image, what the model says of the region and of the rest
+        with each of `fills`: the confidence in the target; where another class comes first, that
+        class and the confidence; null where it was not asked. With `size`, this size alone.
+        """
+        return await answer(request, form, service.region)
 
 
 def _add_pages(
@@ -166,41 +233,38 @@ def _add_pages(
     examples: Sequence[tuple[str, bytes]],
     title: str,
 ) -> None:
-    templates, feel, facts = environment(HOME), look_and_feel(HOME), service.facts
-    names = [service.class_name(number) for number in range(facts.n_classes)]
-    count = Counter(names)  # classes that share a name get their number as well
-    options = [f"{name} ({i})" if count[name] > 1 else name for i, name in enumerate(names)]
-    targets = {option: number for number, option in enumerate(options)}
+    templates, feel = environment(HOME), look_and_feel(HOME)
+    count = Counter(service.classes)  # classes that share a name get their number as well
+    targets = {
+        f"{name} ({number})" if count[name] > 1 else name: number
+        for number, name in enumerate(service.classes)
+    }
     settings = {name: str(field.default) for name, field in ScoreForm.model_fields.items()}
-    settings["value_step"] = str(facts.value_step)  # what the fields of the page hold at first
     page = templates.get_template("page.html").render(
-        facts=facts,
-        megabytes=limits.bytes / 1e6,
+        facts=service.facts,
+        title=title,
         formats=FORMAT_NAMES,
         form=ScoreForm.model_json_schema()["properties"],
-        steps=sorted({*STEPS, facts.value_step}),
-        options=options,
-        title=title,
-        examples=[name for name, _ in examples],
+        steps=sorted({*STEPS, service.value_step}),
         data={
             "bytes": limits.bytes,
             "targets": targets,
             "examples": [name for name, _ in examples],
-            "model": facts.name,
+            "model": service.name,
             "version": __version__,
-            "settings": settings,
+            "settings": settings | {"value_step": str(service.value_step)},
         },
         more=Markup(asset("live.css", HOME)),
         **feel,
     )
-    allowed = (
-        f"img-src 'self' data: blob:; connect-src 'self';"
-        f" script-src 'sha256-{feel['script_digest']}'"
-    )
-    policy = f"{SHUT}; {allowed}; base-uri 'none'; form-action 'none'"
-    png = {200: {"content": PNG, "description": "A PNG file."}, 422: FAILURES[422], **ALWAYS}
+    policy = {"Content-Security-Policy": PAGE_POLICY.format(**feel)}
+    png = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
 
-    @app.get("/api/examples/{number}", response_class=Response, responses=png)
+    @app.get(
+        "/api/examples/{number}",
+        response_class=Response,
+        responses={200: {"content": png, "description": "A PNG file."}},
+    )
     async def example_file(
         number: Annotated[int, PathField(ge=0, le=len(examples) - 1)],
     ) -> Response:
@@ -209,12 +273,12 @@ def _add_pages(
 
     @app.get("/", include_in_schema=False)
     async def home() -> HTMLResponse:
-        return HTMLResponse(page, headers={"Content-Security-Policy": policy})
+        return HTMLResponse(page, headers=policy)
 
     @app.get("/docs", include_in_schema=False)
     async def docs() -> HTMLResponse:
         text = templates.get_template("endpoints.html").render(schema=app.openapi(), **feel)
-        return HTMLResponse(text, headers={"Content-Security-Policy": f"{SHUT}; img-src data:"})
+        return HTMLResponse(text, headers=policy)
 
 
 def example_image(file: Path | None = None, limits: Limits | None = None) -> bytes:

@@ -1,9 +1,9 @@
 /* The page: send an image to the server, show the heatmaps, then the scores method by method. */
 const data = JSON.parse($("data").textContent);
-const TRIES = 24, PAUSE = 350;
+const PAUSE = 350;
 let file = null, name = "", example = null, run = null, explained = null, chosen = null, pause = 0;
 let picked = false, wanted = null; /* by the user: a method, and what a link asks for */
-const scored = new Map();
+const scored = new Map(), regions = new Map(); /* what is known of the image, by method and settings */
 const AGNOSTIC = "class-agnostic: the same map for every class";
 
 const signed = (value) => (value === null ? "–" : (value >= 0 ? "+" : "−") + Math.abs(value).toFixed(2));
@@ -17,22 +17,16 @@ const complain = (text) => {
   if (explained) { $("found").dataset.state = "failed"; $("stale").textContent = `This is still the result of ${explained.name}.`; }
   $("problem").scrollIntoView({ block: "nearest" });
 };
-const wait = (seconds, signal) => new Promise((done, fail) => { const timer = setTimeout(done, 1000 * seconds); signal.addEventListener("abort", () => { clearTimeout(timer); fail(signal.reason); }); });
 
-/* One request; retried while the server is busy. */
+/* One request. */
 const ask = async (address, fields, signal) => {
-  for (let attempt = 1; ; attempt++) {
-    const form = new FormData();
-    fields.forEach(([key, value]) => form.append(key, value));
-    form.append("file", file, "image");
-    const answer = await fetch(address, { method: "POST", body: form, signal }).catch((error) => { throw signal.aborted ? error : new Error("The server does not answer: check that it still runs."); });
-    const said = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
-    if (answer.ok) return said;
-    if (answer.status !== 503 || attempt === TRIES) throw new Error(said.error);
-    const seconds = Number(answer.headers.get("Retry-After")) || 5;
-    inform(`The server is busy; retrying in ${seconds} seconds.`);
-    await wait(seconds, signal);
-  }
+  const form = new FormData();
+  fields.forEach(([key, value]) => form.append(key, value));
+  form.append("file", file, "image");
+  const answer = await fetch(address, { method: "POST", body: form, signal }).catch((error) => { throw signal.aborted ? error : new Error("The server does not answer: check that it still runs."); });
+  const said = await answer.json().catch(() => ({ error: `the server answered ${answer.status}` }));
+  if (!answer.ok) throw new Error(said.error);
+  return said;
 };
 const settings = () => {
   const wanted = $("target").value.trim(), number = data.targets[wanted];
@@ -57,7 +51,7 @@ const start = async () => {
     showExplained();
     await scoreAll(mine.signal);
   } catch (error) {
-    if (!mine.signal.aborted) complain(error.message);
+    if (!mine.signal.aborted) { $("certificate").textContent = ""; complain(error.message); }
   }
 };
 const keyOf = (method) => JSON.stringify([method, $("score").value, explained.fields]);
@@ -109,6 +103,29 @@ const thumb = (map) => {
   return found;
 };
 const thumbOf = (method) => [...$("maps").querySelectorAll("button")].find((one) => one.dataset.method === method);
+
+/* Regions: the server fits the map that is shown, when it is cut by size. */
+const regionKey = (method) => JSON.stringify([method, explained.fields[0]]);
+const askRegion = async (method, more, keep) => {
+  const mine = run, key = regionKey(method);
+  try {
+    keep(key, await ask("/api/region", [explained.fields[0], ["method", method], ...more], mine.signal));
+    if (key === regionKey(method) && method === chosen) choose(method, now.step);
+  } catch (error) {
+    if (!regions.get(key)) regions.delete(key);
+    if (!mine.signal.aborted) complain(error.message);
+  }
+};
+const fitRegion = (method) => {
+  if (regions.has(regionKey(method))) return;
+  regions.set(regionKey(method), null); /* under way */
+  askRegion(method, [], (key, found) => regions.set(key, found));
+};
+const askSize = (method, size) => askRegion(method, [["size", size / 1000]], (key, found) => {
+  const region = regions.get(key), [share, ...parts] = found.sizes[0];
+  const placed = parts.map((part) => region.fills.map((fill) => part[found.fills.indexOf(fill)] ?? null)); /* in its order of fills */
+  regions.set(key, { ...region, sizes: [...region.sizes.filter((one) => one[0] !== share), [share, ...placed]].sort((a, b) => a[0] - b[0]) });
+});
 const showScores = (method) => {
   const map = explained.maps.find((one) => one.method === method), found = scoresOf(method), button = thumbOf(method);
   button.querySelector("b").textContent = `MSI ${found ? signed(found.msi) : "…"}`;
@@ -122,6 +139,7 @@ const sceneOf = (map) => ({
   key: map.method, title: `${name}, ${map.method}`, target: explained.target.name, width: explained.width, height: explained.height,
   image: explained.image, map: map.map, values: map.values, fill: explained.fill, grid: explained.grid, start: explained.start, shares: map.shares,
   curves: scoresOf(map.method)?.curves ?? null, classes: scoresOf(map.method)?.classes ?? {}, waiting: "not computed yet",
+  region: regions.get(regionKey(map.method)) ?? null, fit: () => fitRegion(map.method), ask: regions.get(regionKey(map.method)) ? (size) => askSize(map.method, size) : null,
 });
 const choose = (method, step) => {
   chosen = method;
@@ -138,13 +156,15 @@ $("get-map").addEventListener("click", () => download(explained.maps.find((map) 
 $("get-mask").addEventListener("click", async () => {
   const { scene, step } = now, { width, height } = scene, map = await pixelsOf(scene.map, scene);
   const canvas = make("canvas", { width, height }), drawn = new ImageData(width, height);
-  for (let p = 0; p < map.length; p += 4) { drawn.data.fill(map[p] > step ? 255 : 0, p, p + 3); drawn.data[p + 3] = 255; }
+  const inside = bySize() ? await regionOf(scene, now.size) : Array.from({ length: width * height }, (_, p) => map[4 * p] > step);
+  inside.forEach((marked, p) => drawn.data.set(marked ? [255, 255, 255, 255] : [0, 0, 0, 255], 4 * p));
   canvas.getContext("2d").putImageData(drawn, 0, 0);
-  download(canvas.toDataURL("image/png"), `mask-${scene.grid[step].toFixed(2)}.png`);
+  download(canvas.toDataURL("image/png"), `mask-${bySize() ? `size-${now.size / 1000}` : scene.grid[step].toFixed(2)}.png`);
 });
+const regionFacts = () => { const { order, ...region } = regions.get(regionKey(chosen)) ?? {}; return order ? region : null; };
 $("get-numbers").addEventListener("click", () => {
   const { maps, image, fill, fields, ...facts } = explained, shares = maps.find((map) => map.method === chosen).shares;
-  const told = { model: data.model, sufficit: data.version, image: explained.name, method: chosen, alpha: now.scene.grid[now.step], ...facts, shares, scores: scoresOf(chosen) ?? null };
+  const told = { model: data.model, sufficit: data.version, image: explained.name, method: chosen, alpha: now.scene.grid[now.step], ...facts, shares, scores: scoresOf(chosen) ?? null, region: regionFacts() };
   const address = URL.createObjectURL(new Blob([JSON.stringify(told, null, 1)], { type: "application/json" }));
   download(address, "numbers.json");
   setTimeout(() => URL.revokeObjectURL(address), 60000);
@@ -152,13 +172,14 @@ $("get-numbers").addEventListener("click", () => {
 const FIELDS = ["target", "alpha_min", "fill", "score", "value_step"];
 const linkNow = () => {
   const words = { example: explained.example, method: chosen, alpha: now.scene.grid[now.step].toFixed(4).replace(/0+$/, ""), methods: methods().join(",") };
+  if (bySize()) words.size = now.size / 1000;
   FIELDS.forEach((id) => { if ($(id).value !== data.settings[id]) words[id] = $(id).value; });
   return `${location.href.split("#")[0]}#${new URLSearchParams(words)}`;
 };
 $("get-link").addEventListener("click", async () => {
   const link = linkNow();
   history.replaceState(null, "", link);
-  try { await navigator.clipboard.writeText(link); inform("The link is copied: it opens this image, method and threshold."); } catch { inform("The link is in the address bar: it opens this image, method and threshold."); }
+  try { await navigator.clipboard.writeText(link); inform("The link is copied: it opens this image, method and cut."); } catch { inform("The link is in the address bar: it opens this image, method and cut."); }
 });
 const stepAt = (alpha) => explained.grid.reduce((near, value, step) => (Math.abs(value - alpha) < Math.abs(explained.grid[near] - alpha) ? step : near), 0);
 const openLink = () => {
@@ -169,6 +190,7 @@ const openLink = () => {
   const asked = (words.get("methods") || "").split(",");
   if (words.has("methods")) document.querySelectorAll('[name="methods"]').forEach((box) => { box.checked = asked.includes(box.value); });
   wanted = { method: words.get("method"), alpha: Number(words.get("alpha")) || 0 };
+  if (Number(words.get("size")) > 0) { now.byUser = "region"; now.linked = Math.min(1000, 5 * Math.max(1, Math.round(200 * Number(words.get("size"))))); }
   takeExample(number);
 };
 
@@ -177,7 +199,7 @@ const take = (found, called, number = null) => {
   if (found.size > data.bytes) { run?.abort(); complain(`The file is too large, the limit is ${data.bytes / 1e6} MB: choose a smaller one.`); return; }
   if (!found.size) { run?.abort(); complain("The file is empty: choose another."); return; }
   file = found; name = called || "the image"; example = number; picked = false;
-  scored.clear();
+  scored.clear(); regions.clear();
   now.scene = null;
   start();
 };

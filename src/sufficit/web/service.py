@@ -1,143 +1,219 @@
-"""One model: decode one image, explain it, score the explanation; nothing is kept between calls."""
+"""One model: explain one image, score the explanation; nothing is kept between calls."""
 
-import asyncio
 import math
-import threading
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
+from sufficit.data.batch import Batch
 from sufficit.errors import EmptyHeatmapWarning, UserError, unknown
-from sufficit.evaluation import evaluate
+from sufficit.evaluation import batch_of, evaluate
 from sufficit.explainers import CAMS, EXPLAINERS, Explainer, explain_all, methods_for
 from sufficit.explainers.explanation import Methods
 from sufficit.explainers.registry import explainer_named
 from sufficit.metrics.metric import Schedule
 from sufficit.perturbation import bands
 from sufficit.perturbation.fills import FILLS
-from sufficit.perturbation.tokens import DROP, drops
-from sufficit.progress import Progress
+from sufficit.perturbation.heatmaps import resize
+from sufficit.perturbation.masked_model import MaskedModel
+from sufficit.perturbation.tokens import DROP
+from sufficit.progress import Progress, counting_bar
 from sufficit.report import viewer_data
 from sufficit.runs.overlays import class_number
-from sufficit.web import schemas
-from sufficit.web.schemas import LEAST_STEP, ExplainForm, ImageAnswer, ImageForm, Limits, ScoreForm
+from sufficit.sources import Fitted, Maps, cut_at, source_of
+from sufficit.sources.certificate import Said, Size, certificates
+from sufficit.sources.fitted import FILLS as FIT_FILLS
+from sufficit.sources.kinds import drawn_by
+from sufficit.web.forms import (
+    LEAST_STEP,
+    CurveForm,
+    ExplainForm,
+    ImageForm,
+    RegionForm,
+    ScoreForm,
+)
 
 COLUMNS = ("insertion_pixel", "deletion_pixel", "base_score", "mask_penalty", "msi")
 VALUE_STEP = 0.05  # the tables use 0.01, which takes five times as long
 LIKELIEST = 5
 ROUNDED = tuple((i + 0.5) / 255 for i in range(255))  # the grid whose steps are 255 M, rounded
-RETRY_SECONDS = 5
-GRACE = 3.0  # seconds that a running request has when the server stops
-T = TypeVar("T")
+Answer = dict[str, Any]  # as JSON has it
 
 
 @dataclass(frozen=True)
 class Service:
-    """A classifier and the methods that work on it."""
+    """A classifier with an input size, and the methods and fills that work on it."""
 
     classifier: Classifier
+    name: str
     methods: Mapping[str, Explainer]
-    facts: schemas.ModelFacts
+    usual: tuple[str, ...]  # methods that run if a request names none
+    fills: tuple[str, ...]
+    size: tuple[int, int]  # height and width of an input
+    classes: tuple[str, ...]  # their names, or numbers
+    value_step: float  # of the curves, if a request names none
 
-    def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> schemas.Explained:
+    @property
+    def facts(self) -> Answer:
+        """The model, and what a request can ask for."""
+        return {
+            "name": self.name,
+            "classes": list(self.classes),
+            "height": self.size[0],
+            "width": self.size[1],
+            "device": str(self.classifier.device),
+            "methods": [
+                {
+                    "name": name,
+                    "about": method.description,
+                    "usual": name in self.usual,
+                    "class_agnostic": method.class_agnostic,
+                }
+                for name, method in self.methods.items()
+            ],
+            "fills": list(self.fills),
+            "value_step": self.value_step,
+        }
+
+    def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> Answer:
         """The prediction and the heatmaps of one image [1,C,H,W], without masked images."""
         common, probabilities, heatmaps = self._look(images, form, form.methods, progress)
-        likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, self.facts.n_classes)).indices
+        likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, len(self.classes))).indices
         # A page with one image can hold its maps at full size.
-        maps = viewer_data.encode_heatmaps(heatmaps, common.grid, sides=(512,))
+        maps = viewer_data.encode_heatmaps(heatmaps, common["grid"], sides=(512,))
         values = viewer_data.encode_heatmaps(heatmaps, ROUNDED, sides=(512,))
         marked = bands.at_least(form.alpha_min)
-        return schemas.Explained(
-            **dict(common),
-            height=images.shape[2],
-            width=images.shape[3],
-            image=viewer_data.encode_images(images)[0],
-            fill=viewer_data.encode_fill(images, form.fill)[0],
-            prediction=[self._class(number, probabilities) for number in likeliest.tolist()],
-            maps=[
-                schemas.Heatmap(
-                    method=name,
-                    class_agnostic=self.methods[name].class_agnostic,
-                    map=maps[name][0],
-                    values=values[name][0],
-                    shares=[share or 0.0 for share in viewer_data.shares_of(found, common.grid)[0]],
-                    mask_penalty=bands.inside(found.cpu(), marked).double().mean().item(),
-                    empty=not bool(found.any()),
-                )
+        return common | {
+            "height": images.shape[2],
+            "width": images.shape[3],
+            "image": viewer_data.encode_images(images)[0],
+            "fill": viewer_data.encode_fill(images, form.fill)[0],
+            "prediction": [self._class(number, probabilities) for number in likeliest.tolist()],
+            "maps": [
+                {
+                    "method": name,
+                    "class_agnostic": self.methods[name].class_agnostic,
+                    "map": maps[name][0],
+                    "values": values[name][0],
+                    "shares": viewer_data.shares_of(found, common["grid"])[0],
+                    "mask_penalty": bands.inside(found.cpu(), marked).double().mean().item(),
+                    "empty": not bool(found.any()),
+                }
                 for name, found in heatmaps.items()
             ],
-        )
+        }
 
-    def score(self, images: Tensor, form: ScoreForm, progress: Progress) -> schemas.Scored:
+    def score(self, images: Tensor, form: ScoreForm, progress: Progress) -> Answer:
         """The scores of one method on one image [1,C,H,W], as `evaluate` returns them."""
         common, _, heatmaps = self._look(images, form, [form.method], progress)
-        target, heatmap = torch.tensor([common.target.number]), heatmaps[form.method]
-        asked: Any = {"alpha_min": form.alpha_min, "score": form.score, "fill": form.fill}
-        asked |= {"value_step": common.value_step, "columns": COLUMNS}
-        scores = evaluate(self.classifier, images, heatmap, target, **asked, progress=progress)
-        curves = viewer_data.answers_along(scores.answers, form.alpha_min, common.grid)[0]
-        values = {name: scores[name].item() for name in COLUMNS}
-        columns: dict[str, Any] = {n: None if math.isnan(v) else v for n, v in values.items()}
-        return schemas.Scored(
-            **dict(common),
-            **columns,
-            method=form.method,
+        scores = evaluate(
+            self.classifier,
+            images,
+            heatmaps[form.method],
+            torch.tensor([common["target"]["number"]]),
+            alpha_min=form.alpha_min,
             score=form.score,
             fill=form.fill,
-            curves=schemas.Curves(**curves),
-            classes={k: self.class_name(k) for k in sorted(viewer_data.classes_in(curves))},
-            calls=int(scores.calls[0]),
+            value_step=common["value_step"],
+            columns=COLUMNS,
+            progress=progress,
+        )
+        curves = viewer_data.answers_along(scores.answers, form.alpha_min, common["grid"])[0]
+        values = {name: scores[name].item() for name in COLUMNS}
+        return common | {
+            **{name: None if math.isnan(value) else value for name, value in values.items()},
+            "method": form.method,
+            "score": form.score,
+            "fill": form.fill,
+            "curves": curves,
+            "classes": {k: self.classes[k] for k in sorted(viewer_data.classes_in(curves))},
+            "calls": int(scores.calls[0]),
+        }
+
+    def region(self, images: Tensor, form: RegionForm, progress: Progress) -> Answer:
+        """The region of one image [1,C,H,W] that is enough, or the model's answer at one size."""
+        target, _ = self._target(images, form, [form.method])
+        batch = batch_of(self.classifier, images.to(self.classifier.device), torch.tensor([target]))
+        source = source_of(form.method, self.methods[form.method])
+        if form.size is not None:
+            found = self._at_size(batch, drawn_by(source, self.classifier, batch), form.size)
+            return {"fills": FIT_FILLS, "sizes": [viewer_data.size_data(found, FIT_FILLS)]}
+        with counting_bar("fitting", 1, progress):  # which hears of every forward pass
+            maps = Fitted(source, name=form.method).maps(self.classifier, batch)
+            (certificate,) = certificates(self.classifier, batch, maps)
+        order = viewer_data.encode_orders(maps.at(batch.size), side=512)[0]
+        return viewer_data.region_data(certificate, order)
+
+    def _at_size(self, batch: Batch, maps: Maps, share: float) -> Size:
+        """What the model says of the region of a size, and of the rest, with the fills of a fit."""
+        target = int(batch.targets[0])
+        shares = torch.tensor([share], dtype=torch.float64, device=maps.maps.device)
+        region = cut_at(resize(maps.maps, batch.size), shares) >= 0.5
+        parts: dict[str, list[Said]] = {}
+        for fill in FIT_FILLS:
+            views = MaskedModel(self.classifier, fill).views(
+                batch.images,
+                torch.cat([region, ~region]),
+                (torch.tensor([0, 0]), torch.tensor([0, 1])),
+                targets=batch.targets.cpu().repeat(2),
+            )
+            parts[fill] = [
+                Said(self.classes[number], number == target, confidence)
+                for number, confidence in zip(
+                    views.named.tolist(), views.confidences.tolist(), strict=True
+                )
+            ]
+        return Size(
+            share=share,
+            region={fill: said[0] for fill, said in parts.items()},
+            rest={fill: said[1] for fill, said in parts.items()},
         )
 
-    def class_name(self, number: int) -> str:
-        """The name of a class, or its number."""
-        classes = self.classifier.classes
-        return classes[number] if classes else f"class {number}"
-
-    def _look(
-        self, images: Tensor, form: ImageForm, names: Sequence[str], progress: Progress
-    ) -> tuple[ImageAnswer, Tensor, dict[str, Tensor]]:
-        """What both answers say, the probabilities [classes], the heatmaps by method [1,H,W]."""
+    def _target(self, images: Tensor, form: ImageForm, names: Sequence[str]) -> tuple[int, Tensor]:
+        """The class to explain, and the probabilities [classes]; raise for unknown methods."""
         for name in names:
             if name not in self.methods:
                 raise unknown("method", name, self.methods)
-        if form.fill not in self.facts.fills:
-            raise unknown("fill for this model", form.fill, self.facts.fills)
         with torch.no_grad():
             probabilities = self.classifier(images).float().softmax(1).cpu()[0]
-        wanted, target = form.target.strip(), int(probabilities.argmax())
-        if wanted:
-            target = class_number(wanted, self.classifier.classes)
-        most = self.facts.n_classes - 1
+        target = int(probabilities.argmax())
+        if form.target.strip():
+            target = class_number(form.target.strip(), self.classifier.classes)
+        most = len(self.classes) - 1
         if target > most:
             raise UserError(f"target must be a class of the model, 0..{most}, got {target}")
+        return target, probabilities
+
+    def _look(
+        self, images: Tensor, form: CurveForm, names: Sequence[str], progress: Progress
+    ) -> tuple[Answer, Tensor, dict[str, Tensor]]:
+        """What both answers say, the probabilities [classes], the heatmaps by method [1,H,W]."""
+        if form.fill not in self.fills:
+            raise unknown("fill for this model", form.fill, self.fills)
+        target, probabilities = self._target(images, form, names)
         progress(0, 1)
-        usual = [method.name for method in self.facts.methods if method.usual]
-        methods = {name: self.methods[name] for name in names or usual}
+        methods = {name: self.methods[name] for name in names or self.usual}
         heatmaps = _heatmaps(self.classifier, images, torch.tensor([target]), methods)
-        step = self.facts.value_step if form.value_step is None else form.value_step
+        step = self.value_step if form.value_step is None else form.value_step
         grid = viewer_data.stops(Schedule(form.alpha_min, value_step=step).values, [form.alpha_min])
-        common = ImageAnswer(
-            target=self._class(target, probabilities),
-            alpha_min=form.alpha_min,
-            value_step=step,
-            grid=list(grid),
-            start=grid.index(form.alpha_min),
-        )
+        common = {
+            "target": self._class(target, probabilities),
+            "alpha_min": form.alpha_min,
+            "value_step": step,
+            "grid": grid,
+            "start": grid.index(form.alpha_min),
+        }
         return common, probabilities, heatmaps
 
-    def _class(self, number: int, probabilities: Tensor) -> schemas.ClassFacts:
-        value = viewer_data.rounded(probabilities[number : number + 1])[0]
-        return schemas.ClassFacts(number=number, name=self.class_name(number), probability=value)
+    def _class(self, number: int, probabilities: Tensor) -> Answer:
+        probability = viewer_data.rounded(probabilities[number : number + 1])[0]
+        return {"number": number, "name": self.classes[number], "probability": probability}
 
 
 def open_service(
@@ -147,67 +223,43 @@ def open_service(
 
     Without `methods` the usual ones are the CAMs and rollout, as far as they work on the model.
     """
-    if classifier.view is None or classifier.view.crop is None:
+    view = classifier.view
+    if view is None or view.crop is None:
         raise UserError(f"{name} has no input size of its own: give --size, as in --size 224")
     bands.grid(value_step)  # raises if the step makes no grid
     if value_step < LEAST_STEP:
         raise UserError(f"value_step must be {LEAST_STEP:g} or more, got {value_step}: raise it")
-    h, w = classifier.view.crop
-    grey = torch.full((1, classifier.view.channels, h, w), 0.5)
+    grey = torch.full((1, view.channels, *view.crop), 0.5)
     with torch.no_grad():
         n_classes = classifier(grey).shape[1]
     own = methods_for(methods, classifier) if methods else {}
     if own:
         _heatmaps(classifier, grey, None, own)  # raises if one of them does not work
     others: dict[str, Explainer] = {}
-    quick = [n for n, one in EXPLAINERS.items() if isinstance(one.passes, int) and one.passes <= 3]
-    for other in (one for one in quick if one not in own):
-        with suppress(UserError):  # it does not work on this model
-            _heatmaps(classifier, grey, None, [other])
-            others[other] = explainer_named(other)
-    usual = tuple(own) or tuple(n for n in (*CAMS, "rollout") if n in others) or tuple(others)
-    known = own | others
-    fills = [fill for fill in FILLS if not drops(fill) or _can_drop(classifier, grey)]
-    facts = schemas.ModelFacts(
+    for word, entry in EXPLAINERS.items():
+        quick = isinstance(entry.passes, int) and entry.passes <= 3
+        if quick and word not in own:
+            with suppress(UserError):  # it does not work on this model
+                _heatmaps(classifier, grey, None, [word])
+                others[word] = explainer_named(word)
+    return Service(
+        classifier=classifier,
         name=name,
-        classes=None if classifier.classes is None else list(classifier.classes),
-        n_classes=n_classes,
-        height=h,
-        width=w,
-        channels=classifier.view.channels,
-        device=str(classifier.device),
-        methods=[
-            schemas.MethodFacts(
-                name=word,
-                about=one.description,
-                usual=word in usual,
-                class_agnostic=one.class_agnostic,
-            )
-            for word, one in known.items()
-        ],
-        fills=fills,
+        methods=own | others,
+        usual=tuple(own or [word for word in (*CAMS, "rollout") if word in others] or others),
+        fills=tuple(fill for fill in FILLS if fill != DROP or _can_drop(classifier, grey)),
+        size=view.crop,
+        classes=tuple(classifier.classes or [f"class {number}" for number in range(n_classes)]),
         value_step=value_step,
-        limits=Limits(),
     )
-    return Service(classifier, known, facts)
 
 
 def _can_drop(classifier: Classifier, grey: Tensor) -> bool:
     """Whether a model has tokens that can be left out, and answers without some of them."""
     half = torch.zeros_like(grey[:, 0])
     half[:, : half.shape[1] // 2] = 1
-    target = torch.zeros(1, dtype=torch.long)
     try:
-        evaluate(
-            classifier,
-            grey,
-            half,
-            target,
-            fill=DROP,
-            value_step=0.5,
-            columns=("base_score",),
-            progress=False,
-        )
+        evaluate(classifier, grey, half, fill=DROP, value_step=0.5, columns=("base_score",))
     except UserError:
         return False
     return True
@@ -220,88 +272,3 @@ def _heatmaps(
     with warnings.catch_warnings():  # safe: one thread alone runs the model
         warnings.simplefilter("ignore", EmptyHeatmapWarning)
         return explain_all(classifier, images, targets, methods, progress=False)
-
-
-class ModelQueue:
-    """A bounded number of requests, of which one at a time uses the model.
-
-    All jobs run in one thread: each thread that calls torch keeps a pool of threads of its own. To
-    end a request early, cancel its task.
-    """
-
-    def __init__(self, places: int, per_address: int | None = None) -> None:
-        self.places, self.per_address, self.closed = places, per_address or places, False
-        self._holders: dict[asyncio.Task[Any], str] = {}  # requests that are here, by address
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="sufficit-model")
-
-    def close(self) -> None:
-        """Answer all requests that wait or come with 503; the one that runs has a few seconds."""
-        self.closed = True
-        for task in self._holders:
-            task.cancel()
-
-    @contextmanager
-    def place(self, address: str = "") -> Iterator[None]:
-        """Hold one of the places, or refuse with 503 if all are taken, or many by this address.
-
-        A request that is cancelled meanwhile gets 503 too, or nothing if its client is gone.
-        """
-        if self.closed:
-            raise stopping()
-        held, full = [*self._holders.values()].count(address), self.taken >= self.places
-        if full or held >= self.per_address:
-            whose, number = ("the", self.taken) if full else ("your", held)
-            raise HTTPException(
-                503,
-                f"{whose} queue is full ({number} requests): retry in {RETRY_SECONDS} seconds",
-                {"Retry-After": str(RETRY_SECONDS)},
-            )
-        task = asyncio.current_task()
-        assert task is not None
-        self._holders[task] = address
-        try:
-            yield
-        except asyncio.CancelledError:
-            task.uncancel()
-            raise stopping() if self.closed else ClientDisconnect from None
-        finally:
-            del self._holders[task]
-
-    @property
-    def taken(self) -> int:
-        """The places that are held."""
-        return len(self._holders)
-
-    async def run(self, job: Callable[[Progress], T]) -> T:
-        """The result of the job, which calls its argument often; this raises once it is cancelled.
-
-        A job that runs when the queue closes has a few seconds.
-        """
-        cancelled = threading.Event()
-
-        def check(done: float, total: float) -> None:
-            if cancelled.is_set():
-                raise ClientDisconnect
-
-        work = self._thread.submit(job, check)
-        waiting = asyncio.wrap_future(work)
-        waiting.add_done_callback(lambda one: one.cancelled() or one.exception())  # as read
-        try:
-            await asyncio.wait({waiting})
-        except asyncio.CancelledError:
-            if work.cancel():
-                raise
-            if not self.closed:  # it runs: the place is free once the model is
-                cancelled.set()
-            await asyncio.wait({waiting}, timeout=GRACE if self.closed else None)
-            if cancelled.is_set() or not waiting.done():
-                raise
-        finally:
-            cancelled.set()
-        return waiting.result()
-
-
-def stopping() -> HTTPException:
-    """What requests get while the server stops."""
-    text = f"the server stops: retry in {RETRY_SECONDS} seconds"
-    return HTTPException(503, text, {"Retry-After": str(RETRY_SECONDS)})

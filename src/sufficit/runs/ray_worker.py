@@ -1,4 +1,4 @@
-"""A worker as a Ray actor: what is sent to it, and what it gives back."""
+"""A worker of Ray, in a process of its own: what is sent to it, and what it gives back."""
 
 import io
 import os
@@ -38,26 +38,17 @@ class Problem:
     is_final: bool = False  # another try cannot help
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a worker runs, also in words that name its log."""
-
-    text: str = "not placed yet; Ray's logs may say more"
-    node: str = ""
-    process: int = 0
-
-
 def _versions() -> dict[str, str]:
     return {name: version(name) for name in ("sufficit", "torch")}
 
 
 @dataclass(frozen=True)
 class Shipment:
-    """The work on its way to an actor, and what must be the same there."""
+    """The work on its way to a worker, and what must be the same there."""
 
     work: bytes  # a Score and its Job
     device: str
-    devices: dict[str, str]  # a device here: the same in the actor
+    devices: dict[str, str]  # a device here: the same in the worker
     threads: int
     sample: SourceImage | None  # an image that can be read here
     folder: str = field(default_factory=lambda: str(Path.cwd()))
@@ -66,20 +57,20 @@ class Shipment:
     versions: dict[str, str] = field(default_factory=_versions)
 
 
-class UnitActor:
-    """Computes units in a process of its own."""
+class UnitWorker:
+    """Computes units with the job that it has loaded; Ray makes an actor of it."""
 
     score: Score
 
-    def load(self, given: Shipment) -> Place | Problem:
-        """Load the model; what cannot work on this machine is said here."""
+    def load(self, given: Shipment) -> str | Problem:
+        """Load the model; where this process runs, or what cannot work on this machine."""
         return _attempt(lambda: self._load(given))
 
-    def compute(self, unit: Unit, following: Unit | None) -> Rows | Problem:
-        """The rows of a unit; the following one is read meanwhile."""
-        return _attempt(lambda: self._compute(unit, following))
+    def compute(self, unit: Unit) -> Rows | Problem:
+        """The rows of a unit."""
+        return _attempt(lambda: self._compute(unit))
 
-    def _load(self, given: Shipment) -> Place:
+    def _load(self, given: Shipment) -> str:
         host = socket.gethostname()
         for name, found in _versions().items():
             if found != given.versions[name]:
@@ -111,10 +102,11 @@ class UnitActor:
             model.to(given.device)
         for tensor in _held_tensors(job):  # in place: probes have the same ones
             tensor.data = tensor.data.to(given.device)
-        return _here(host)
+        log = os.path.realpath("/proc/self/fd/2")  # Ray sends each worker's output to a file
+        return f"process {os.getpid()} on {host}, log {log}"
 
-    def _compute(self, unit: Unit, following: Unit | None) -> Rows:
-        rows = self.score(unit, following)
+    def _compute(self, unit: Unit) -> Rows:
+        rows = self.score(unit, None)
         # The driver may have no GPU.
         rows.maps = {name: one.to("cpu") for name, one in rows.maps.items()}
         return rows
@@ -123,7 +115,7 @@ class UnitActor:
 def ship(
     score: Score, job: Job, *, device: str, threads: int, sample: SourceImage | None
 ) -> Shipment:
-    """All that an actor needs to compute units as this process does."""
+    """All that a worker needs to compute units as this process does."""
     from ray import cloudpickle
 
     for module in _own_modules():
@@ -165,15 +157,6 @@ def _attempt(work: Callable[[], Found]) -> Found | Problem:
         return Problem(short(error))
 
 
-def _here(host: str) -> Place:
-    """Where this process runs."""
-    import ray
-
-    log = os.path.realpath("/proc/self/fd/2")  # Ray sends each worker's output to a file
-    node = ray.get_runtime_context().get_node_id() if ray.is_initialized() else ""
-    return Place(f"process {os.getpid()} on {host}, log {log}", node, os.getpid())
-
-
 def _held_tensors(job: Job) -> Iterator[Tensor]:
     """The tensors of the images that were drawn before all others."""
     if job.held is None:
@@ -204,7 +187,7 @@ def _cannot_send(job: Job, error: Exception) -> UserError:
 
 
 def _own_modules() -> list[ModuleType]:
-    """The user's modules of a single file, which an actor can't import: python:FILE.py:FUNCTION."""
+    """The user's modules of a single file, which a worker can't import: python:FILE.py:FUNCTION."""
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""

@@ -1,0 +1,295 @@
+"""What a model says of a region: alone, without it, and of nothing. The proof that it is enough."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sufficit.classifier.classifier import Classifier
+from sufficit.data.batch import Batch
+from sufficit.errors import UserError, unknown
+from sufficit.perturbation.fills import FILLS
+from sufficit.sources.asked import ALL, NOTHING, REGION, REST, SIZES, THOUSANDTHS, Asked, Parts
+from sufficit.sources.kinds import Maps
+
+UNSEEN = ("blur", "mean", "noise", "black")  # the first that is not asked is shown as well
+ALONE = ("region", "rest", "nothing")
+SCORE = "the score"  # in place of a class, by a score of the user's
+
+
+@dataclass(frozen=True)
+class Said:
+    """What the model says of an image: a class, and its confidence in the target."""
+
+    name: str  # of the class, or its number
+    is_target: bool
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Around:
+    """What the model says of the region alone, of the rest, and of nothing, with one fill."""
+
+    fill: str
+    asked: bool  # while the region was chosen
+    region: Said
+    rest: Said
+    nothing: Said
+
+
+@dataclass(frozen=True)
+class Size:
+    """What the model says of a region of another size and of its rest, by fill, where asked."""
+
+    share: float  # of the image, 0..1
+    region: Mapping[str, Said]
+    rest: Mapping[str, Said]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How far the region of one image is enough for the model."""
+
+    target: str
+    share: float  # of the image, 0..1
+    enough: bool  # whether a part of the image suffices with every fill that was asked
+    whole: Said
+    fills: tuple[Around, ...]
+    passes: int  # forward passes spent
+    sizes: tuple[Size, ...] = ()  # those that were asked while the region was chosen
+    # The share of the whole image's score above that of an empty image that a region must keep;
+    # None where the model gives the target for the whole image, and must give it for the region.
+    needed: float | None = None
+
+    @property
+    def sentence(self) -> str:
+        """The certificate in words."""
+        asked = [one for one in self.fills if one.asked]
+        if self.needed is not None:
+            return self._in_shares(asked, self.needed)
+        if not self.enough:
+            fills = _listed([one.fill for one in asked])
+            found = f"No region of this map is enough for {self.target} with {fills}"
+            return f"{found}: the region is the whole image."
+        seen = [f"{one.fill} around it ({one.region.confidence:.2f})" for one in asked]
+        found = f"{percent(self.share)} of this image is enough: the model says {self.target} with"
+        found = f"{found} {_listed(seen)}; without it, {_without(asked, self.target)}."
+        for one in self.fills:
+            if not one.asked and not one.region.is_target:
+                found += f" With {one.fill}, which was not asked, it says {one.region.name}."
+        return found
+
+    @property
+    def caption(self) -> tuple[str, str, str]:
+        """The certificate in three short lines, to be written below a picture."""
+        asked = [one for one in self.fills if one.asked]
+        seen = ", ".join(f"{one.region.confidence:.2f} with {one.fill}" for one in asked)
+        if self.target == SCORE:
+            left = ", ".join(f"{one.rest.confidence:.2f} with {one.fill}" for one in asked)
+            return self._title, f"alone: {seen}", f"without it: {left}"
+        whole = f"whole image: {self.whole.name}, {self.whole.confidence:.2f}"
+        return self._title, f"alone: {seen}; {whole}", f"without it: {_without(asked, self.target)}"
+
+    @property
+    def _title(self) -> str:
+        if not self.enough:
+            return f"No region of this map is enough for {self.target}"
+        if self.needed is not None:
+            return f"{percent(self.share)} keeps {percent(self.needed)} of {self._owned} score"
+        return f"{percent(self.share)} is enough: {self.target}"
+
+    @property
+    def _owned(self) -> str:
+        return "the" if self.target == SCORE else f"{self.target}'s"
+
+    def _in_shares(self, asked: "Sequence[Around]", needed: float) -> str:
+        """The sentence where the model need not give the target for the region."""
+        found = ""
+        if self.target != SCORE:
+            found = f"The model says {self.whole.name} of the whole image, not {self.target}"
+            found += f" ({self.whole.confidence:.2f}). "
+        keeps = f"{percent(needed)} of {self._owned} score above that of an empty image"
+        above = {one.fill: self.whole.confidence > one.nothing.confidence for one in asked}
+        if self.enough:
+            seen = [f"{one.fill} around it ({one.region.confidence:.2f})" for one in asked]
+            left = [f"{one.fill} in its place ({one.rest.confidence:.2f})" for one in asked]
+            found += f"{percent(self.share)} of this image keeps {keeps}: with {_listed(seen)}"
+            return f"{found}; without it, with {_listed(left)}."
+        if all(above.values()):
+            fills = _listed([*above])
+            found += f"No region of this map keeps {keeps} with {fills}"
+            return f"{found}: the region is the whole image."
+        fills = _listed([fill for fill, is_above in above.items() if not is_above])
+        return (
+            f"{found}The whole image scores no more than an empty one with {fills}: the region is"
+            " the whole image."
+        )
+
+
+def certificates(
+    model: Classifier,
+    batch: Batch,
+    maps: Maps,
+    *,
+    enough: float = 0.9,
+    batch_size: int | None = None,
+) -> list[Certificate]:
+    """Return the certificate of each image of a batch, by the maps of a `Fitted`.
+
+    `enough` is that of the fit.
+    """
+    full = certified(model, batch, maps, batch_size=batch_size)
+    return certificates_of(model, batch.targets, full, enough=enough)
+
+
+def certified(
+    model: Classifier, batch: Batch, maps: Maps, *, batch_size: int | None = None
+) -> Maps:
+    """Return the maps of a `Fitted` with all answers that certificates need.
+
+    What the fit has asked is not asked again. Three to nine forward passes per image are left: of
+    the rest, of nothing, and of all parts with a fill that the fit has not asked.
+    """
+    if maps.asked is None:
+        raise UserError("a certificate needs the maps of a Fitted source: cut them by a fit first")
+    if maps.asked.unseen:
+        return maps
+    asked = maps.asked.with_unseen(_unseen(maps.asked.fills))
+    wanted = torch.zeros_like(asked.known)
+    wanted[..., NOTHING] = True
+    for row, size in enumerate(_sizes_of(maps)):
+        if size is not None:
+            wanted[row, :, [REGION.start + size, REST.start + size]] = True
+    parts = Parts.of(model, batch, maps.maps, batch_size)
+    return replace(maps, asked=parts.ask(asked, wanted & ~asked.known))
+
+
+def certificates_of(
+    model: Classifier, targets: Tensor, maps: Maps, *, enough: float
+) -> list[Certificate]:
+    """Return the certificates that `certified` maps hold; the model is asked nothing."""
+    assert maps.asked is not None  # by `certified`
+    asked = maps.asked
+    known = asked.known
+    sizes = _sizes_of(maps)
+    found = []
+    for row, target in enumerate(targets.tolist()):
+        said = [
+            _said(model, target, asked.named[row, number], asked.confidences[row, number])
+            for number in range(len(asked.fills))
+        ]
+        whole = said[0][ALL]
+        by_class = whole.is_target and model.score is None
+        found.append(
+            Certificate(
+                target=class_name(model, target),
+                share=float(maps.columns["fit_share"][row]),
+                enough=bool(maps.columns["fit_enough"][row]),
+                whole=whole,
+                fills=tuple(
+                    _around(fill, fill != asked.unseen, own, sizes[row])
+                    for fill, own in zip(asked.fills, said, strict=True)
+                ),
+                passes=int(asked.passes[row]),
+                sizes=_sizes(asked, known[row], said),
+                needed=None if by_class else enough,
+            )
+        )
+    return found
+
+
+def certificate_row(one: Certificate) -> dict[str, object]:
+    """A certificate as a row of a table."""
+    row: dict[str, object] = {"target": one.target, "share": one.share, "enough": one.enough}
+    row |= {"whole": one.whole.name, "whole_confidence": one.whole.confidence}
+    for around in one.fills:
+        for part in ALONE:
+            said: Said = getattr(around, part)
+            row[f"{around.fill}_{part}"] = said.name
+            row[f"{around.fill}_{part}_confidence"] = said.confidence
+    return row | {"passes": one.passes, "sentence": one.sentence}
+
+
+def _unseen(asked: Sequence[str]) -> str:
+    """The first fill that the fit has not asked."""
+    free = [fill for fill in UNSEEN if fill not in asked]
+    if not free:
+        raise unknown("fill that a fit leaves out", ", ".join(asked), FILLS)
+    return free[0]
+
+
+def _sizes_of(maps: Maps) -> list[int | None]:
+    """The number of the size that was chosen for each image; None where no size suffices."""
+    thousandths = (1000 * maps.columns["fit_share"]).round().long().tolist()
+    return [THOUSANDTHS.index(one) if one in THOUSANDTHS else None for one in thousandths]
+
+
+def _said(model: Classifier, target: int, named: Tensor, confidences: Tensor) -> list[Said]:
+    """Answers of one image and target, from numbers of classes: [P], [P] -> P."""
+    return [
+        Said(class_name(model, number), number == target, confidence)
+        for number, confidence in zip(named.tolist(), confidences.tolist(), strict=True)
+    ]
+
+
+def _around(fill: str, asked: bool, said: Sequence[Said], size: int | None) -> Around:
+    """What was said of the region, the rest and nothing, with one fill."""
+    nothing = said[NOTHING]
+    if size is None:  # the region is the whole image
+        return Around(fill, asked, said[ALL], nothing, nothing)
+    return Around(fill, asked, said[REGION.start + size], said[REST.start + size], nothing)
+
+
+def _sizes(asked: Asked, known: Tensor, said: Sequence[Sequence[Said]]) -> tuple[Size, ...]:
+    """The sizes of one image that were asked while one was chosen: bool [F,P], F of P."""
+    fills = [(k, fill) for k, fill in enumerate(asked.fills) if fill != asked.unseen]
+
+    def of(part: int) -> dict[str, Said]:
+        return {fill: said[k][part] for k, fill in fills if known[k, part]}
+
+    found = [
+        Size(share, of(REGION.start + number), of(REST.start + number))
+        for number, share in enumerate(SIZES)
+    ]
+    return tuple(one for one in found if one.region or one.rest)
+
+
+def class_name(model: Classifier, number: int) -> str:
+    """The name of a class, or its number; a model that gives NaN names none."""
+    if model.score is not None:
+        return SCORE if number >= 0 else "less than half of it"
+    if number < 0:
+        return "nothing"
+    known = model.classes or ()
+    return known[number] if number < len(known) else f"class {number}"
+
+
+def percent(share: float) -> str:
+    """A share of an image in words.
+
+    >>> percent(0.02), percent(0.125), percent(0.9)
+    ('2%', '12.5%', '90%')
+    """
+    return f"{100 * share:.3g}%"
+
+
+def _without(asked: Sequence[Around], target: str) -> str:
+    """What the model says of the rest: one class, or several with their fills."""
+    fills: dict[str, list[str]] = {}
+    for one in asked:
+        name = f"still {target}" if one.rest.is_target else one.rest.name
+        fills.setdefault(name, []).append(one.fill)
+    if len(fills) == 1:
+        return next(iter(fills))
+    return ", ".join(f"{name} with {_listed(some)}" for name, some in fills.items())
+
+
+def _listed(words: Sequence[str]) -> str:
+    """Words in a sentence.
+
+    >>> _listed(["black", "blur", "noise"])
+    'black, blur and noise'
+    """
+    head = ", ".join(words[:-1])
+    return f"{head} and {words[-1]}" if head else words[-1]
