@@ -118,6 +118,7 @@ class Processes:
 
     devices: int = option(1, "Number of GPUs, or of CPU processes.", least=1)
     num_nodes: int = option(1, "Number of machines.", least=1)
-    precision: Literal["fp32", "bf16"] = option(
-        "fp32", "bf16 is mixed precision: weights stay fp32."
+    precision: Literal["auto", "fp32", "bf16"] = option(
+        "auto",
+        "bf16 is mixed precision: weights stay fp32. Default: bf16 for robust on a GPU, else fp32.",
     )

@@ -59,6 +59,10 @@ def train_on_folder(
     owned = resumable(folder, _epochs_kept) if first else nullcontext()
     with owned, processes.only_first_prints(first, processes.own_rank(devices)):
         device, log = device_named(config.device), config.log
+        if precision == "auto":
+            fast = getattr(options, "recipe", None) == "robust" and device.type == "cuda"
+            precision = "bf16" if fast else "fp32"
+            named |= {"precision": precision}
         logger = None if log is None else logger_named(log, folder, named | asdict(options))
         fabric = processes.fabric_for(device, devices, precision, num_nodes, logger)
         where = str(fabric.device) if devices * num_nodes == 1 else "cpu"

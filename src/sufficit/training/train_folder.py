@@ -25,7 +25,7 @@ from sufficit.outside import as_csv
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.training.feed import Loader, cache_features
 from sufficit.training.folder_images import FolderImages, open_folder
-from sufficit.training.lax_training import best_of, train_lax
+from sufficit.training.lax_training import best_of, train_lax, usual_precision
 from sufficit.training.level_sets import LevelSets, level_sets
 from sufficit.training.processes import fabric_for
 from sufficit.training.recipes import OrderRecipe, recipe_of
@@ -107,8 +107,11 @@ def train_folder(
     long the training will take, before it starts.
     """
     out, start = place(out), time.monotonic()
-    fabric = fabric or fabric_for(classifier.device)
-    options = planned(options or FolderOptions(), fabric.device)
+    options = options or FolderOptions()
+    fabric = fabric or fabric_for(
+        classifier.device, precision=usual_precision(classifier, recipe_of(options.recipe))
+    )
+    options = planned(options, fabric.device)
     with ignore_image_warnings():
         found = open_folder(classifier, data, options.target, options, fabric)
         target, images = found.folder.target, found.images
