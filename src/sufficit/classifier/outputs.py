@@ -44,9 +44,9 @@ def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -
     if isinstance(output, dict):
         output = output.get("logits", next(iter(output.values()), None))
     output = first(getattr(output, "logits", output))
-    n = len(inputs)
+    n = inputs.shape[0]  # unlike a length, it may be unknown while a model is exported
     tensor = isinstance(output, Tensor)
-    if not tensor or output.ndim != 2 or len(output) != n or output.shape[1] < 2:
+    if not tensor or output.ndim != 2 or output.shape[0] != n or output.shape[1] < 2:
         came = list(output.shape) if tensor else type(output).__name__
         raise UserError(
             f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "

@@ -10,6 +10,7 @@ import torch
 from sufficit.data.image_files import BadImageError
 from sufficit.errors import UserError
 from sufficit.perturbation.predict import usual_batch
+from sufficit.progress import duration
 from sufficit.runs.config import SAMPLED, Workers
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
@@ -94,19 +95,6 @@ def images_per_second(job: Job) -> float | None:
             done += size
             seconds = time.perf_counter() - start
     return done / seconds
-
-
-def duration(seconds: float) -> str:
-    """A time in words.
-
-    >>> [duration(s) for s in (8, 75, 1440, 7300, 200_000)]
-    ['8 seconds', '75 seconds', '24 minutes', '2 hours', '2.3 days']
-    """
-    units = (("days", 86400), ("hours", 3600), ("minutes", 60))
-    for unit, size in units:
-        if seconds >= 2 * size:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def _shorter(job: Job) -> str:
