@@ -1,4 +1,4 @@
-"""What each part of the recipe `robust` is worth: the recipe with one change, several seeds.
+"""What each part of the recipe `crisp` is worth: the recipe with one change, several seeds.
 
     python experiments/lax_arms.py --model saved/birds --data birds --out arms --arms no-donors,l1
 
@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from sufficit import Classifier, LaxRecipe
-from sufficit.training import RECIPES, FolderOptions, train_folder
+from sufficit.training import RECIPES, FolderOptions, OrderRecipe, train_folder
 
 CHANGES: dict[str, dict[str, Any]] = {  # of the recipe
-    "robust": {},
+    "crisp": {},
     "class-free": {"absent": 0.0},
     "no-mosaics": {"mosaics": 0.0},
     "no-donors": {"donors": 0.0},
@@ -25,17 +25,17 @@ CHANGES: dict[str, dict[str, Any]] = {  # of the recipe
     "black-alone": {"fills": ("black",)},
     "not-pushed": {"decide": 0.0},
     "two-stages": {"stages": 2},
-    "pixel-shuffle": {"stages": 1, "absent": 0.0, "upsample": 4},
-    "crisp-contrast-1": {"donors": 1.4, "size": 2.5, "decide": 2},
+    "pixel-shuffle": {"stages": 1, "absent": 0.0, "upsample": 4, "contrast": 1.0},
+    "contrast-1": {"contrast": 1.0},
 }
 COLUMNS = ("base_score", "mask_penalty", "msi", "msi_held_out", "leak_ratio", "fragments")
 
 
-def recipe_of_arm(arm: str) -> LaxRecipe:
-    """The recipe of an arm: `robust` with its change, or a recipe by name."""
-    if arm in CHANGES:
-        return replace(RECIPES["robust"], **CHANGES[arm])
-    return RECIPES[arm]
+def recipe_of_arm(arm: str) -> LaxRecipe | OrderRecipe:
+    """The recipe of an arm: `crisp` with its change, or a recipe by name."""
+    crisp = RECIPES["crisp"]
+    assert isinstance(crisp, LaxRecipe)
+    return replace(crisp, **CHANGES[arm]) if arm in CHANGES else RECIPES[arm]
 
 
 def train_arm(

@@ -172,7 +172,8 @@ def trained_adapter(
             classifier,
             Batches(train, plan.side, size, own.augment, own.images),
             recipe=paper_recipe(plan) if recipe == "paper" else recipe,
-            epochs=plan.lax_epochs,
+            # An order is trained for a number of steps, whatever the data.
+            epochs=None if recipe == "robust" and not plan.quick else plan.lax_epochs,
             alpha_min=plan.paper.alpha_min,
             seed=seed,
             out=folder,
@@ -326,7 +327,7 @@ def parser() -> argparse.ArgumentParser:
         "train-images": "training images; all",
         "test-images": "test images to draw from; all",
         "epochs": "of the classifier",
-        "lax-epochs": "of each adapter",
+        "lax-epochs": "of each adapter but those of the recipe robust",
         "twin-epochs": "of the twin, a copy used to hidden pixels; 6; 0: none",
         "seeds": "adapters per recipe; 3",
         "seed": "of everything random; 0",

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from sufficit.training.recipes import LaxRecipe
+    from sufficit.training.recipes import LaxRecipe, OrderRecipe
 
 
 def option(
@@ -49,7 +49,12 @@ class ReadingOptions:
 class FolderOptions(ReadingOptions):
     """How to train an adapter on a folder: the options of `train_lax`, and how files are read."""
 
-    recipe: "str | LaxRecipe" = option(  # noqa: RUF009  # a field
+    batch_size: int | None = option(  # type: ignore[assignment]  # None: by recipe and device
+        None,
+        "Images per step and process. Default: 192 with robust on a GPU, else 32.",
+        least=1,
+    )
+    recipe: "str | LaxRecipe | OrderRecipe" = option(  # noqa: RUF009  # a field
         "robust",
         "robust, crisp, paper or l1.",
         kind=str,
@@ -58,12 +63,18 @@ class FolderOptions(ReadingOptions):
         "auto", "Same as --targets.", hidden=True
     )
     epochs: int | None = option(
-        None, "Default: 1,500 steps, but at least the epochs of the recipe.", least=1
+        None,
+        "Default: 400 steps with robust, else 1,500, but at least the epochs of the recipe.",
+        least=1,
     )
-    area: float | None = option(None, "Wanted mean of a heatmap, such as 0.1.")
+    area: float | None = option(
+        None, "Share of the image that heatmaps mark, such as 0.1; by default found."
+    )
     alpha_min: float | None = option(None, "Value above which a heatmap marks; default 0.5.")
     class_free: bool = option(
-        False, "Draw one map per image, whichever class is asked for.", "--class-free"
+        False,
+        "Draw one map per image, whichever class is asked for; not with robust.",
+        "--class-free",
     )
     layers: tuple[str, ...] | None = option(
         None, "Layers to read, as A,B,C, the coarsest last; else found."
@@ -72,7 +83,9 @@ class FolderOptions(ReadingOptions):
         False, "Same adapter twice on a GPU; 15 % slower.", "--deterministic"
     )
     cache: bool = option(
-        False, "Compute features once; keeps all images in memory.", "--cache-features"
+        False,
+        "Compute features once; keeps all images in memory; not with robust.",
+        "--cache-features",
     )
 
 

@@ -22,6 +22,18 @@ class Tick(Protocol):
         """Show `done` of `total`, and a note behind the bar."""
 
 
+def duration(seconds: float) -> str:
+    """A time in words.
+
+    >>> [duration(s) for s in (8, 75, 1440, 7300, 200_000)]
+    ['8 seconds', '75 seconds', '24 minutes', '2 hours', '2.3 days']
+    """
+    for unit, size, from_ in (("days", 86400, 172800), ("hours", 3600, 7200), ("minutes", 60, 120)):
+        if seconds >= from_:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds:.0f} seconds"
+
+
 def in_notebook() -> bool:
     """Whether this process is the kernel of a notebook.
 

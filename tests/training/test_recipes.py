@@ -1,6 +1,7 @@
 """What hides pixels while an adapter trains, and the recipes."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,8 +9,8 @@ from torch import Generator, Tensor
 
 from sufficit import Lax, UserError
 from sufficit.perturbation.fills import blur
-from sufficit.training import RECIPES, LaxRecipe
-from sufficit.training.recipes import TRAINING_FILLS, random_fills, recipe_of
+from sufficit.training import RECIPES, LaxRecipe, OrderRecipe
+from sufficit.training.recipes import TRAINING_FILLS, mixed_fills, random_fills, recipe_of
 
 
 def rand(*shape: int, seed: int = 0) -> Tensor:
@@ -100,7 +101,7 @@ def test_an_area_is_asked_of_the_term_that_sets_it() -> None:
 
 
 def test_contrast_is_a_factor_of_maps_that_a_top_down_net_draws() -> None:
-    assert RECIPES["crisp"].contrast > 1 == RECIPES["robust"].contrast
+    assert RECIPES["crisp"].contrast > 1 == LaxRecipe().contrast
     for wrong in (0, -1, math.nan, math.inf):
         with pytest.raises(UserError, match="contrast must be a finite number above 0"):
             recipe_of(LaxRecipe(stages=3, contrast=wrong))
@@ -124,6 +125,69 @@ def test_contrast_is_a_factor_of_maps_that_a_top_down_net_draws() -> None:
     lax.sharpen(2.0, 0.0)
     assert torch.equal(lax.net.head.weight, 2 * before)
     assert lax.trained["sharpened"] == [2.0, 0.0]
+
+
+# Orders
+
+
+def test_the_usual_recipe_trains_an_order() -> None:
+    recipe = recipe_of("robust", epochs=3, area=0.2, alpha_min=0.4)
+    assert isinstance(recipe, OrderRecipe)
+    assert (recipe.epochs, recipe.size, recipe.alpha_min) == (3, 0.2, 0.4)
+    assert recipe_of("robust").size is None  # calibrated
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"size": 1.5}, "area must be between 0 and 1"),
+        ({"sizes": (0.5, 0.1)}, "sizes must rise"),
+        ({"steps": 0}, "steps must be a whole number"),
+        ({"block": "dense"}, "Unknown block 'dense'"),
+        ({"lr": math.nan}, "lr must be a finite number above 0"),
+        ({"fills": (("black", 0.0),)}, "share of the fill black must be a finite number above 0"),
+        ({"fills": (("grey", 1.0),)}, "Unknown fill 'grey'"),
+        ({"fills": ()}, "needs at least one fill"),
+        ({"crops": -1.0}, "crops must be a number, 0 or more"),
+    ],
+)
+def test_an_order_recipe_with_a_wrong_value_is_refused(changes: dict, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        recipe_of(replace(RECIPES["robust"], **changes))
+
+
+def test_an_order_is_of_a_class() -> None:
+    with pytest.raises(UserError, match="leave out class_free, or use the recipe crisp"):
+        recipe_of("robust", class_free=True)
+
+
+def test_its_rate_rises_for_a_twentieth_and_its_edges_harden_by_a_factor_of_five() -> None:
+    recipe = OrderRecipe(lr=2.0)
+    assert recipe.rate(0.05) == pytest.approx(2.0, rel=0.01)
+    assert recipe.rate(0.01) < 0.5
+    assert recipe.rate(0.5) == pytest.approx(1.0)
+    assert recipe.rate(1.0) == pytest.approx(0.0)
+    assert [recipe.softness_after(k) for k in (0.0, 1.0)] == pytest.approx([0.5, 0.1])
+    assert recipe.softness_after(0.5) == pytest.approx((0.5 * 0.1) ** 0.5)
+
+
+def test_each_fill_of_an_order_is_drawn_for_its_share_of_the_images() -> None:
+    images = pictures(600)
+    shares = (("black", 0.3), ("colour", 0.2), ("smooth noise", 0.15), ("others", 0.35))
+    found = mixed_fills(images, shares, Generator().manual_seed(0))
+    black = (found == 0).flatten(1).all(1)
+    flat = (found == found[:, :, :1, :1]).flatten(1).all(1) & ~black
+    assert black.float().mean().item() == pytest.approx(0.3, abs=0.06)
+    assert flat.float().mean().item() == pytest.approx(0.2, abs=0.06)
+    assert found.min() >= -1e-6
+    assert found.max() <= 1 + 1e-6
+
+
+def test_coarse_colours_are_those_of_another_image() -> None:
+    images = torch.arange(5.0).view(5, 1, 1, 1).expand(5, 3, 16, 16) / 5
+    found = mixed_fills(images, (("others", 1.0),), Generator().manual_seed(1))
+    torch.testing.assert_close(found.amax((1, 2, 3)), found.amin((1, 2, 3)))
+    assert sorted(found[:, 0, 0, 0].tolist()) == pytest.approx([0, 0.2, 0.4, 0.6, 0.8])
 
 
 def test_one_cycle_rises_then_falls_to_nothing() -> None:

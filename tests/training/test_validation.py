@@ -34,15 +34,25 @@ class Known:
         return {name: Estimate(*numbers, N, 0, False) for name, numbers in found.items()}
 
 
+@dataclass
+class KnownSets:
+    """Level sets of which only what a verdict reads is known."""
+
+    at_best: Tensor
+    size: float
+    everything: Tensor
+
+
 def judged(
     lead: float = 0.5,
     held_out: float = 0.4,
+    common: float = 0.3,
     ratio: tuple[float, float, float] = (1.0, 0.9, 1.1),
     parts: float = 1.0,
     spread: float = 0.1,
 ) -> Trust:
-    """The verdict on an adapter with known leads over Grad-CAM, with both fills."""
-    noise = torch.randn(6, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    """The verdict on an adapter with known leads over Grad-CAM: with both fills, at one size."""
+    noise = torch.randn(8, N, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     noise -= noise.mean(1, keepdim=True)  # so that all means are known
     scores: dict[str, Any] = {}
     for k, (name, msi, other) in enumerate(
@@ -57,14 +67,20 @@ def judged(
         scores[name] = Known(columns)
     own = {"msi": lead + spread * noise[4], "msi_held_out": held_out + spread * noise[5]}
     own["fragments"] = torch.full((N,), parts).double()
-    return trust({"lax": Known(own, ratio), **scores}, 0.5)
+    nothing = torch.zeros(N, dtype=torch.float64)
+    sets: dict[str, Any] = {
+        "lax": KnownSets(common + spread * noise[6], 0.3, nothing),
+        "gradcam": KnownSets(0.1 + spread * noise[7], 0.4, nothing),
+    }
+    return trust({"lax": Known(own, ratio), **scores}, 0.5, sets)
 
 
 def answers(found: Trust) -> dict[str, bool | None]:
     return {check.name: check.holds for check in found.checks}
 
 
-FINE = dict.fromkeys(("MSI", "MSI with another fill", "leakage", "fragments"), True)
+NAMES = ("MSI", "MSI with another fill", "MSI at a common size", "leakage", "fragments")
+FINE = dict.fromkeys(NAMES, True)
 
 
 def test_an_adapter_that_is_better_honest_and_clean_is_trusted() -> None:
@@ -76,7 +92,8 @@ def test_an_adapter_that_is_better_honest_and_clean_is_trusted() -> None:
     assert lines[1].startswith("[yes] MSI: LAX +0.50, Grad-CAM")
     assert "significantly better than each (24 images, paired tests with Holm's" in lines[1]
     assert "MSI with the fill blur, unknown to training: LAX +0.40, Grad-CAM" in lines[2]
-    assert lines[3] == (
+    assert "best common size (30% and 40%): LAX +0.30, Grad-CAM +0.10" in lines[3]
+    assert lines[4] == (
         "[yes] Leakage: 1.00 times chance (95 % interval 0.90 .. 1.10), not significant."
     )
 
@@ -84,7 +101,7 @@ def test_an_adapter_that_is_better_honest_and_clean_is_trusted() -> None:
 def test_leakage_within_the_limit_is_not_called_none() -> None:
     found = judged(ratio=(1.4, 1.2, 1.7))
     assert answers(found) == FINE
-    assert found.lines()[3] == (
+    assert found.lines()[4] == (
         "[yes] Leakage: 1.40 times chance (95 % interval 1.20 .. 1.70), above it, within the limit"
         " of 1.5."
     )
@@ -102,6 +119,9 @@ def test_leakage_within_the_limit_is_not_called_none() -> None:
             False,
             "worse than Grad-CAM and the control cent",
         ),
+        ({"common": -0.1}, "MSI at a common size", False, "marking everything (24 images, paired"),
+        ({"common": 0.05}, "MSI at a common size", False, "LAX is not better than Grad-CAM"),
+        ({"common": 0.05}, "MSI at a common size", False, "Do not use it."),
         ({"ratio": (2.0, 1.5, 2.6)}, "leakage", False, "Leakage: the masks leak"),
         ({"ratio": (1.2, 0.4, 4.0)}, "leakage", None, "24 images are too few to tell"),
     ],

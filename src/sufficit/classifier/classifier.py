@@ -179,9 +179,11 @@ class Classifier:
                 raise UserError(f"layer {name!r} is not used in the forward pass: choose another")
         return tuple(self.as_grid(seen[name], inputs, name) for name in names), logits
 
-    def stage_layers(self, images: Tensor, most: int = 3) -> tuple[str, ...]:
-        """The feature layer, last, and up to `most` - 1 finer or earlier ones before it."""
-        last = layers.resolve(self.model, self.feature_layer(images))
+    def stage_layers(
+        self, images: Tensor, most: int = 3, last: str | None = None
+    ) -> tuple[str, ...]:
+        """The feature layer, or `last`, and up to `most` - 1 finer or earlier ones before it."""
+        last = layers.resolve(self.model, last or self.feature_layer(images))
         if most == 1 or self.reshape is not None:  # a reshape is for one layer
             return (last,)
         with self.in_eval_mode(), torch.no_grad():

@@ -148,10 +148,17 @@ def find_stages(
         found = [blocks[(len(blocks) + 1) * k // most - 1] for k in range(1, most)]
     for grid in finer[: most - 1] if not found else ():
         there = [(name, module) for name, module, its in calls if its == grid]
-        # A block, because its parts may be half-way to the next resolution.
-        whole = [name for name, module in there if any(module.children())]
-        found.insert(0, whole[-1] if whole else there[-1][0])
+        # A whole block, because its parts may be half-way to the next resolution.
+        parts = [(name, module) for name, module in there if any(module.children())]
+        whole = [(name, module) for name, module in parts if _weighted(module) > 1]
+        found.insert(0, (whole or parts or there)[-1][0])
     return (*found, last)
+
+
+def _weighted(block: nn.Module) -> int:
+    """How many layers with weights a block has."""
+    kinds = (nn.Conv2d, nn.Linear)
+    return sum(isinstance(module, kinds) for module in block.modules())
 
 
 def _blocks(calls: list[tuple[str, nn.Module]]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sufficit.cli.console import app, out, print_skipped, table
+from sufficit.cli.console import app, out, print_skipped, say, table
 from sufficit.cli.options import run_options
 from sufficit.cli.training_run import OPTIONS, print_written, stopped_early, train_on_folder
 from sufficit.declared import FolderOptions, Processes
@@ -21,6 +21,8 @@ HEADINGS = {
     "accuracy": "accuracy, masked",
     "base_score": "base",
     "mask_penalty": "penalty",
+    "insertion": "insertion",
+    "size": "size",
     "msi": "MSI",
     "leak": "leak",
     "leak_chance": "chance",
@@ -60,7 +62,7 @@ def train_lax(
     if further["target"] == "auto":
         further["target"] = config.targets
     given = ("train-lax", config, place(to), train_folder, FolderOptions, further)
-    outcome = train_on_folder(*given)
+    outcome = train_on_folder(*given, announce=say)
     if outcome is not None:
         _print_outcome(outcome, place(to), config)
 
@@ -73,17 +75,20 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     number = f"{len(history)} epoch{'s' if len(history) > 1 else ''}"
     title = f"{number}, scored on {record['n_validated_on']} held-out images; * selected"
     look: Any = {"box": None, "pad_edge": False}  # so that it fits 80 columns
-    drawn = table(title, ("epoch", *HEADINGS.values()), left=0, title_style="bold", **look)
+    names = [name for name in HEADINGS if any(name in row for row in history)]
+    headings = [HEADINGS[name] for name in names]
+    drawn = table(title, ("epoch", *headings), left=0, title_style="bold", **look)
     for row in history:
         if row["epoch"] == best or row["epoch"] > len(history) - ROWS:
             mark, style = ("*", "bold") if row["epoch"] == best else (" ", None)
-            cells = (f"{row[name]:.3f}" if name in row else "-" for name in HEADINGS)
+            cells = (f"{row[name]:.3f}" if name in row else "-" for name in names)
             drawn.add_row(f"{row['epoch']} {mark}", *cells, style=style)
     out.print(drawn)
     trained, by = record["trained"], "by MSI and leakage"
-    end = stopped_early(history, trained["recipe"]["epochs"], trained["batches"], by)
+    planned = trained["recipe"]["epochs"] or len(history)
+    end = stopped_early(history, planned, trained["batches"], by)
     made = f"Trained on {record['n_trained_on']} images for the {TARGETS[record['targets']]}."
-    if outcome.lax.classes is None:
+    if outcome.lax.class_free:
         made = (
             f"Trained on {record['n_trained_on']} images, class-free: it draws one map per image,"
             " whichever class is asked for. Targets in training: the"

@@ -28,10 +28,12 @@ def train_on_folder(
     train: Callable[..., Outcome],
     make: Callable[..., ReadingOptions],
     training: dict[str, Any],
+    **further: Any,
 ) -> Outcome:
     """Load the model, train on the images of the config, and return what training returns.
 
-    `training` are the options of `make` and of Processes, as flags give them.
+    `training` are the options of `make` and of Processes, as flags give them; `further` are
+    arguments of `train`.
     """
     from sufficit.classifier.loading import device_named
     from sufficit.runs.job import load_model
@@ -61,7 +63,7 @@ def train_on_folder(
         fabric = processes.fabric_for(device, devices, precision, num_nodes, logger)
         where = str(fabric.device) if devices * num_nodes == 1 else "cpu"
         classifier = load_model(config, device=where, precision="fp32")
-        found = train(classifier, data, folder, options, fabric=fabric, config=named)
+        found = train(classifier, data, folder, options, fabric=fabric, config=named, **further)
         close_logger(logger)
         processes.leave()
     return found

@@ -57,7 +57,7 @@ class Explainer:
     - gradients: draw(features [N,K,h,w], gradients of `score` [N,K,h,w]) -> maps [N,h,w], where
       score(logits [N,C], targets [N], **options) -> [N]
     - features: draw(features [N,K,h,w]) -> maps [N,h,w]
-    - stages: draw([features of each of `reads`], targets [N]) -> maps [N,h,w]
+    - stages: draw(a Pass with the features of `reads` and `inputs`, targets [N]) -> maps [N,h,w]
     - model: draw(classifier, images [N,C,H,W] in 0..1, targets [N], *, layer, seed, **options) ->
       maps [N,h,w] of any size; it calls the model itself
     - attention: the same, but targets may be None
@@ -77,6 +77,9 @@ class Explainer:
     score: Callable[..., Tensor] = cams.target_logits
     layer: str | None = None  # the layer it reads, if that is always the same
     reads: tuple[str, ...] = ()  # the layers whose features `stages` gets, the last one `layer`
+    inputs: tuple[str, ...] = ()  # the modules whose arguments `stages` gets
+    differentiates: bool = False  # `stages` takes gradients at its layer
+    share: float | None = None  # of the image that its maps mark, which are orders; None: no cut
     final: bool = False  # it draws values in 0..1, which are only resized
     check: Callable[[], None] = lambda: None  # raises if it does not fit the classifier
     class_agnostic: bool = False  # it draws one map for every class

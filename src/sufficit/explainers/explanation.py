@@ -1,7 +1,7 @@
 """`explain_all`: images in, heatmaps out. Methods share their forward and backward passes."""
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,6 +26,7 @@ from sufficit.explainers.registry import (
     explainer_named,
     word_of,
 )
+from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.heatmaps import check_heatmaps, normalize, resize
 from sufficit.perturbation.predict import halved, usual_batch
 from sufficit.progress import bar
@@ -36,6 +37,7 @@ Method = str | tuple[str, Mapping[str, Any]] | Explainer | OwnMethod | Lax
 Methods = Sequence[str] | Mapping[str, Method]
 """Names, or names and methods."""
 _PASS = ("gradients", "features", "stages")  # needs of methods that share a pass
+EDGE = 0.005  # how far values of a cut map are from 1 inside, and from 0 outside
 _ROUNDING = 1e-6  # a smaller spread, as a share of the map's peak, is rounding
 
 
@@ -45,9 +47,12 @@ class DrawnMaps:
 
     maps: Tensor  # [N,h,w]
     final: bool  # values in 0..1; else the positive part is stretched before and after resizing
+    shares: Tensor | None = None  # [N] of the pixels that a cut map marks; None: it is not cut
 
     def at(self, size: tuple[int, int]) -> Tensor:
-        """The finished heatmaps at the image's size: [N,H,W] in 0..1."""
+        """The finished heatmaps at the image's size, float64 if cut: [N,H,W] in 0..1."""
+        if self.shares is not None:
+            return cut_at(resize(self.maps, size), self.shares.to(self.maps.device))
         return resize(self.maps, size) if self.final else normalize(resize(self.stretched, size))
 
     def order_at(self, size: tuple[int, int]) -> Tensor:
@@ -61,6 +66,26 @@ class DrawnMaps:
         low, high = (end[:, None, None] for end in positive.flatten(1).aminmax(dim=1))
         spread = high - low
         return (positive - low) / spread.masked_fill(spread <= _ROUNDING * high, torch.inf)
+
+
+def cut_at(order: Tensor, shares: Tensor) -> Tensor:
+    """Maps that mark the first share of the pixels by rank: [N,H,W], [N] -> float64 [N,H,W].
+
+    Values fall by rank from 1 to 0.995 inside and from 0.005 to 0 outside, so that alpha_min 0.5
+    marks exactly the region, and the order of all pixels stays. Float32 could not tell apart as
+    many values so near to 1.
+
+    >>> cut_at(torch.tensor([[[0.3, 0.9], [0.1, 0.7]]]), torch.tensor([0.5])) >= 0.5
+    tensor([[[False,  True],
+             [False,  True]]])
+    """
+    pixels = order[0].numel()
+    places = ranks(order).double()
+    # To the nearest whole pixel, as `runs` counts.
+    inside = ((shares.double() * pixels).round(decimals=6) + 0.5).floor()[:, None, None]
+    marked = 1 - EDGE * places / inside.clamp(min=1)
+    rest = EDGE * (pixels - places) / (pixels - inside).clamp(min=1)
+    return torch.where(places < inside, marked, rest.clamp(max=EDGE))
 
 
 def explain_all(
@@ -140,7 +165,8 @@ def draw_all(
                 maps = torch.cat(parts[name])
             else:  # all images at once: batches must not change noise
                 maps = method.draw(images, seed).to(classifier.device)
-            found[name] = DrawnMaps(maps, method.final or method.needs == "images")
+            shares = None if method.share is None else torch.full((len(maps),), method.share)
+            found[name] = DrawnMaps(maps, method.final or method.needs == "images", shares)
         _judge({name: _peaks(found[name]) for name in drawing if drawing[name].needs != "own"})
         return found
 
@@ -204,9 +230,14 @@ def _draw(
         by_layer.setdefault(method.layer or layer or "", {})[name] = method
     found: dict[str, Tensor] = {}
     for place, some in by_layer.items():
-        differentiate = any(method.needs == "gradients" for method in some.values())
-        earlier = dict.fromkeys(one for method in some.values() for one in method.reads[:-1])
-        seen = look(classifier, here, place, differentiate=differentiate, earlier=[*earlier])
+        seen = look(
+            classifier,
+            here,
+            place,
+            differentiate=any(m.needs == "gradients" or m.differentiates for m in some.values()),
+            earlier=_together(method.reads[:-1] for method in some.values()),
+            inputs=_together(method.inputs for method in some.values()),
+        )
         if targets is not None:  # they are on the CPU: no wait for a GPU
             checks.check_range(targets, seen.logits.shape[1])
         goals = seen.logits.detach().argmax(1) if goals is None else goals
@@ -223,6 +254,11 @@ def _draw(
             assert goals is not None
             found[name] = _own(classifier, here, goals, name, method.draw, seed, names)
     return found
+
+
+def _together(names: Iterable[Sequence[str]]) -> list[str]:
+    """All names, each once."""
+    return list(dict.fromkeys(name for some in names for name in some))
 
 
 def _own(
@@ -302,33 +338,46 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
     """A trained adapter as a method, which raises for a classifier it was not trained on."""
     low = classifier.dtype in (torch.bfloat16, torch.float16)  # the adapter's precision follows
 
-    def draw(stages: Sequence[Tensor], targets: Tensor) -> Tensor:
-        device = stages[0].device
+    def draw(seen: Pass, targets: Tensor) -> Tensor:
+        device = targets.device
         casting = torch.autocast(device.type, classifier.dtype, enabled=low)
         with eval_mode(lax), casting:
-            drawn: Tensor = lax.to(device)(stages, targets)
-            return drawn
+            return lax.to(device).draw(seen, targets)
 
-    line, check = "trained for this classifier", partial(lax.check, classifier)
-    given: Any = {"layer": lax.layer, "reads": lax.layers, "final": True, "check": check}
-    return Explainer(line, "stages", draw, sign="none", class_agnostic=lax.classes is None, **given)
+    return Explainer(
+        "trained for this classifier",
+        "stages",
+        draw,
+        sign="none",
+        layer=lax.layer,
+        reads=lax.reads,
+        inputs=() if lax.head is None else lax.head.inputs,
+        differentiates=lax.head is not None and lax.head.differentiates,
+        final=True,
+        share=lax.size if lax.head is not None else None,
+        check=partial(lax.check, classifier),
+        class_agnostic=lax.class_free,
+        cost=lax.passes,
+    )
 
 
 def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict[str, Tensor]:
     """The maps of a pass by every method, at the features' size: each [N,h,w]."""
-    found = {}
     with torch.autocast(targets.device.type, enabled=False):
         scores = list(dict.fromkeys(m.score for m in methods.values() if m.needs == "gradients"))
         gradients = {}
+        found = {}
+        with torch.no_grad():  # adapters first: the last gradient frees the graph
+            for name, method in methods.items():
+                if method.needs == "stages":  # it chooses its own precision
+                    found[name] = method.draw(seen, targets)
         for score in scores:
             with torch.enable_grad():
                 values = score(seen.logits, targets)
             gradients[score] = seen.gradients(values, last=score is scores[-1])
         with torch.no_grad():
             for name, method in methods.items():
-                if method.needs == "stages":  # an adapter, which chooses its own precision
-                    found[name] = method.draw(seen.stages(method.reads), targets)
-                else:
+                if method.needs != "stages":
                     scored = (gradients[method.score],) if method.needs == "gradients" else ()
                     found[name] = method.draw(seen.features.float(), *scored)
     return found

@@ -19,16 +19,23 @@ from sufficit.explainers.cams import target_logits
 class Pass:
     """The result of one forward pass, with the graph behind its gradients."""
 
+    classifier: Classifier
+    images: Tensor  # [N,C,H,W] as the classifier normalised them
     layer: str
     logits: Tensor  # [N,C] float32
     features: Tensor  # [N,K,h,w] in the layer's own precision
     leaf: Tensor  # the layer's output, where gradients end
     grid: Callable[[Tensor], Tensor]  # a tensor like the leaf -> [N,K,h,w]
     earlier: dict[str, Tensor]  # features of further layers, each [N,K,h,w]
+    inputs: dict[str, tuple[tuple[Any, ...], dict[str, Any]]]  # arguments that modules were given
 
     def stages(self, names: Sequence[str]) -> list[Tensor]:
-        """The features of these layers, of which the last is that of the pass."""
-        return [*(self.earlier[name] for name in names[:-1]), self.features]
+        """The features of these layers: each [N,K,h,w]."""
+        return [self.features_of(name) for name in names]
+
+    def features_of(self, name: str) -> Tensor:
+        """The features of the layer of the pass, or of a further one: [N,K,h,w]."""
+        return self.features if name == self.layer else self.earlier[name]
 
     def gradients(self, scores: Tensor, *, last: bool) -> Tensor:
         """Gradients of each image's score: [N] -> [N,K,h,w]. The `last` call frees the graph."""
@@ -48,16 +55,20 @@ def look(
     *,
     differentiate: bool = False,
     earlier: Sequence[str] = (),
+    inputs: Sequence[str] = (),
 ) -> Pass:
-    """One forward pass over images in 0..1: [N,C,H,W]. It records no graph before the layer."""
+    """One forward pass over images in 0..1: [N,C,H,W]. It records no graph before the layer.
+
+    `earlier` are further layers whose features are kept, `inputs` modules whose arguments are.
+    """
     with torch.inference_mode(False), ExitStack() as stack:
-        inputs = classifier.normalize(images)  # first: a GPU is busy while the rest is prepared
+        normal = classifier.normalize(images)  # first: a GPU is busy while the rest is prepared
         stack.enter_context(classifier.in_eval_mode())
         layer = layers.resolve(classifier.model, layer)
         # If the model switches gradients off and on itself, they must be on before it does.
         for recording in (torch.no_grad, torch.enable_grad):
             with recording():
-                seen = _run(classifier, inputs, layer, differentiate, earlier)
+                seen = _run(classifier, normal, layer, differentiate, earlier, inputs)
             if not differentiate or seen.logits.requires_grad:
                 return seen
     raise UserError(
@@ -72,12 +83,14 @@ def _run(
     layer: str,
     differentiate: bool,
     earlier: Sequence[str],
+    given_to: Sequence[str],
     *,
     copy: bool = False,
 ) -> Pass:
     output: Any = None
     leaf, version = torch.empty(0), 0
     seen: dict[str, tuple[Any, Tensor, int]] = {}  # an earlier layer's output, its tensor, version
+    given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
     def cut(_: nn.Module, __: object, found: Any) -> Any:
         # Gradients reach the leaf even if all weights are frozen, and go no further. The model
@@ -103,6 +116,9 @@ def _run(
             tensor = tensor.clone() if copy or inference else tensor
             seen[name] = found, tensor, 0 if inference else tensor._version
 
+    def keep_given(name: str, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
+        given[name] = args, options
+
     def grid(tensor: Tensor) -> Tensor:
         return classifier.as_grid(layers.with_first(output, tensor), inputs, layer)
 
@@ -110,6 +126,10 @@ def _run(
         stack.enter_context(layers.hooked(classifier.bare, layer, cut))
         for name in earlier:
             stack.enter_context(layers.hooked(classifier.bare, name, partial(keep, name)))
+        for name in given_to:
+            module = classifier.bare.get_submodule(name)
+            hook = partial(keep_given, name)
+            stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         logits = logits_with_graph(classifier, inputs)
     read = seen.keys() | (set() if output is None else {layer})
     for name in (layer, *earlier):
@@ -118,12 +138,22 @@ def _run(
     known = [*seen.values(), (output, leaf, leaf._version if differentiate or copy else version)]
     if any(not f.is_inference() and f._version != before for _, f, before in known):
         # A later layer has written over them: once more, with copies.
-        return _run(classifier, inputs, layer, differentiate, earlier, copy=True)
+        return _run(classifier, inputs, layer, differentiate, earlier, given_to, copy=True)
     stages = {
         name: classifier.as_grid(layers.with_first(whole, found.detach()), inputs, name)
         for name, (whole, found, _) in seen.items()
     }
-    return Pass(layer, logits, grid(leaf.detach()), leaf, grid, stages)
+    return Pass(
+        classifier=classifier,
+        images=inputs,
+        layer=layer,
+        logits=logits,
+        features=grid(leaf.detach()),
+        leaf=leaf,
+        grid=grid,
+        earlier=stages,
+        inputs=given,
+    )
 
 
 def target_logits_with_graph(classifier: Classifier, inputs: Tensor, targets: Tensor) -> Tensor:

@@ -20,6 +20,9 @@ from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.classifier.fingerprint import Fingerprint
 from sufficit.errors import GoneError, UserError, unknown
 from sufficit.explainers.adapter_nets import WIDTHS, TopDown, convnet
+from sufficit.explainers.evidence import Evidence, as_saved, read_evidence
+from sufficit.explainers.forward_pass import Pass, look
+from sufficit.explainers.order_net import BLOCKS, WIDTH, OrderNet
 from sufficit.files import check_output, make_folder, place, read_json, writing
 
 CONFIG = "config.json"
@@ -30,6 +33,8 @@ SHIPPED = {name: folder / "lax" for name, folder in SMALL_NETS.items()}
 _MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or needs
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
 _MAX_STAGES, _MAX_CLASSES = 8, 10**6
+_MOST_CELLS = 256  # along an order
+SIZE = 0.33  # share of the image that an order marks until its size is calibrated
 _SHAPE = ("steps", "joined", "classes", "evidence", "width")
 _CARD = """---
 library_name: sufficit
@@ -44,9 +49,12 @@ It draws the heatmaps of one classifier from the features of `{layer}`:
 
 
 class Lax(nn.Module, PyTorchModelHubMixin):
-    """Features [N,K,h,w] of one classifier's layers -> heatmaps [N,h,w] in 0..1.
+    """Features [N,K,h,w] of one classifier's layers -> heatmaps [N,h,w].
 
-    With the channels of several layers, the coarsest last, it is a top-down net: with `classes` it
+    With a `head`, the evidence of the classifier's own head, it is an `OrderNet` of `width`,
+    `cells` and `block`: it orders the cells, and `size` is the share of the image that its map
+    marks. With the channels of several layers, the coarsest last, and no `head`, it is a top-down
+    net, whose maps are in 0..1: with `classes` it
     draws for the class that is asked for, which with `evidence` it looks for in every cell. `steps`
     doubles the side of its map so often. The `joined` last layers have one size, as in a ViT, and
     are read at once. `width` is the number of its channels, by default 64, or 32 for few features.
@@ -74,6 +82,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         bias: float = 0.0,
         evidence: bool = False,
         width: int | None = None,
+        head: Evidence | dict[str, str] | None = None,
+        cells: int | None = None,
+        block: str = "separable",
+        size: float = SIZE,
         net: nn.Module | None = None,
         layer: str | Sequence[str] | None = None,
         fingerprint: dict[str, Any] | Fingerprint | None = None,
@@ -85,6 +97,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self.upsample, self.widths = upsample, tuple(widths)
         self.steps, self.joined = steps, joined
         self.classes, self.evidence, self.width = classes, evidence, width
+        self.head = head if isinstance(head, Evidence | None) else read_evidence(head)
+        self.cells, self.block, self.size = cells, block, size
         self.own_net = net is not None
         _check_sizes(self)
         self.layers = (layer,) if isinstance(layer, str) else tuple(layer or ())
@@ -95,6 +109,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
             )
         if net is not None:
             self.net = net
+        elif self.head is not None:
+            assert cells is not None  # checked
+            self.width = width or WIDTH
+            self.net = OrderNet(self.per_layer, width=self.width, cells=cells, block=block)
         elif isinstance(channels, int):
             self.net = convnet(channels, self.widths, upsample, bias)
         else:
@@ -110,15 +128,60 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         """The last, coarsest layer that it reads."""
         return self.layers[-1] if self.layers else None
 
-    def forward(self, features: Tensor | Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
-        """The heatmaps in 0..1: each [N,K,h,w] -> [N,h,w].
+    @property
+    def class_free(self) -> bool:
+        """Whether it draws one map per image, whichever class is asked for."""
+        if self.head is not None:
+            return self.head.kind == "none"
+        return self.classes is None
 
-        An adapter that takes a class needs the targets [N].
+    @property
+    def passes(self) -> int:
+        """Forward passes of the classifier per map, a backward pass counted as two."""
+        return 1 + (0 if self.head is None else self.head.passes)
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The layers whose features it needs, the coarsest that it reads last."""
+        own = () if self.head is None else (self.head.layer,)
+        return tuple(dict.fromkeys([*(one for one in own if one != self.layer), *self.layers]))
+
+    def look(self, classifier: Classifier, images: Tensor) -> Pass:
+        """One forward pass that keeps what the adapter reads."""
+        assert self.layer is not None
+        return look(
+            classifier,
+            images,
+            self.layer,
+            differentiate=self.head is not None and self.head.differentiates,
+            earlier=self.reads[:-1],
+            inputs=() if self.head is None else self.head.inputs,
+        )
+
+    def draw(self, seen: Pass, targets: Tensor) -> Tensor:
+        """The maps for the targets from what a pass has kept: [N,h,w].
+
+        Heatmaps in 0..1, or an order with a `head`, in which larger values come first.
         """
-        return self.logits(features, targets).sigmoid()
+        if self.head is None:
+            return self(seen.stages(self.layers), targets)  # type: ignore[no-any-return]  # a Tensor
+        return self(*self.head.read(seen, self.layers, targets))  # type: ignore[no-any-return]  # a Tensor
 
-    def logits(self, features: Tensor | Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
-        """The heatmaps before the sigmoid: each [N,K,h,w] -> [N,h,w]."""
+    def forward(self, features: Tensor | Sequence[Tensor], given: Tensor | None = None) -> Tensor:
+        """The heatmaps in 0..1, or the order: each [N,K,h,w] -> [N,h,w].
+
+        An adapter that takes a class needs the targets [N], one with a `head` the evidence
+        [N,3,h,w] for them.
+        """
+        if isinstance(self.net, OrderNet):
+            features = self._checked(features)
+            if given is None:
+                raise UserError("this adapter draws from evidence: give it as [N,3,h,w]")
+            return self.net(features, given)[:, 0]  # type: ignore[no-any-return]  # a Tensor
+        return self.logits(features, given).sigmoid()
+
+    def _checked(self, features: Tensor | Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """The features that it reads; raise for those of other layers."""
         given = (features,) if isinstance(features, Tensor) else tuple(features)
         if isinstance(self.channels, int):
             given = given[-1:]  # of several stages it reads the last
@@ -129,11 +192,16 @@ class Lax(nn.Module, PyTorchModelHubMixin):
                 f"this adapter reads features [N,K,h,w] with K = {ks}, got {came}: check layer and"
                 " classifier"
             )
-        if self.classes is not None and targets is None:
-            raise UserError("this adapter draws for a class: give the targets [N]")
         if not torch.is_autocast_enabled(given[0].device.type):  # autocast chooses the dtype itself
             dtype = next(self.net.parameters(), given[0]).dtype
             given = tuple(one.to(dtype) for one in given)
+        return given
+
+    def logits(self, features: Tensor | Sequence[Tensor], targets: Tensor | None = None) -> Tensor:
+        """The heatmaps before the sigmoid: each [N,K,h,w] -> [N,h,w]."""
+        given = self._checked(features)
+        if self.classes is not None and targets is None:
+            raise UserError("this adapter draws for a class: give the targets [N]")
         if isinstance(self.net, TopDown):
             return self.net(given, targets)[:, 0].float()  # type: ignore[no-any-return]  # a Tensor
         found: Tensor = self.net(given[0])
@@ -202,6 +270,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if not isinstance(self.channels, int):
             shape = {"channels": list(self.per_layer), "layer": list(self.layers)}
             shape |= {name: getattr(self, name) for name in _SHAPE}
+        if self.head is not None:
+            shape = {"channels": list(self.per_layer), "layer": list(self.layers)}
+            shape |= {"head": as_saved(self.head), "size": self.size}
+            shape |= {"width": self.width, "cells": self.cells, "block": self.block}
         return shape | {
             "own_net": type(self.net).__name__ if self.own_net else None,
             "fingerprint": asdict(self.fingerprint) if self.fingerprint else None,
@@ -257,8 +329,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         return lax.eval()
 
     def __repr__(self) -> str:
-        kind = "top-down" if isinstance(self.net, TopDown) else "convnet"
-        kind = type(self.net).__name__ if self.own_net else kind
+        kinds = {OrderNet: "order", TopDown: "top-down"}
+        kind = type(self.net).__name__ if self.own_net else kinds.get(type(self.net), "convnet")
         asked = "" if self.classes is None else f", classes={self.classes}"
         return f"Lax({kind}, K={self.channels}, layers={list(self.layers)}{asked})"
 
@@ -291,10 +363,27 @@ def _check_sizes(lax: Lax) -> None:
         raise UserError(
             "classes and steps need a top-down adapter: give the channels of its layers as a list"
         )
+    if lax.head is not None:
+        _check_order(lax)
     weights = sum(k * m * max(9, lax.upsample**2) for k, m in pairwise(sizes))
     if not several and (weights > _MAX_WEIGHTS or len(sizes) > _MAX_LAYERS):
         limit = f"at most {_MAX_LAYERS} of {_MAX_WEIGHTS} are allowed"
         raise UserError(f"widths make {len(sizes)} layers of {weights} weights: {limit}")
+
+
+def _check_order(lax: Lax) -> None:
+    """Raise for an order that no adapter draws."""
+    if isinstance(lax.channels, int) or lax.own_net or lax.classes is not None or lax.steps:
+        raise UserError(
+            "an adapter with a head takes the channels of its layers as a list, and no net, classes"
+            " or steps"
+        )
+    if type(lax.cells) is not int or not 1 <= lax.cells <= _MOST_CELLS:
+        raise UserError(f"cells must be a whole number in 1..{_MOST_CELLS}, got {lax.cells!r}")
+    if lax.block not in BLOCKS:
+        raise unknown("block", str(lax.block), BLOCKS)
+    if type(lax.size) not in (int, float) or not 0 < lax.size <= 1:
+        raise UserError(f"size must be a share of the image in 0..1, got {lax.size!r}")
 
 
 def name_of(source: str | Path) -> str:

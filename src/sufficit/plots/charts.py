@@ -304,10 +304,14 @@ def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
     figure, axes = axes_for(3)
     axes.append(axes[2].twinx())
     scores = {"base_score": SHOW, "mask_penalty": HIDE, "msi": INK}
-    leaks = {"leak": HIDE, "leak_chance": QUIET}
+    second = ("Leakage and chance, held-out images", "share of donor images")
+    others = {"leak": HIDE, "leak_chance": QUIET}
+    if "insertion" in history:  # the history of an order
+        scores = {"insertion": SHOW, "msi": INK}
+        second, others = ("The size with the highest MSI", "share of the image"), {"size": HIDE}
     panels: tuple[tuple[str, str, dict[str, str]], ...] = (
         (f"On {n} held-out images", "score", scores),
-        ("Leakage and chance, held-out images", "share of donor images", leaks),
+        (*second, others),
         ("Training", "loss", {"loss": INK}),
         ("", "accuracy on masked images", {"accuracy": SHOW}),
     )
@@ -317,15 +321,15 @@ def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
         axis.set_xlim(auto=True)
         for name, colour in colours.items():
             label = {"msi": "MSI", "leak_chance": "chance"}.get(name, name.replace("_", " "))
-            line = (history["epoch"], history[name])
-            axis.plot(*line, color=colour, label=label, markersize=3, **look)
+            line = history[["epoch", name]].dropna()  # an order is not scored in every epoch
+            axis.plot(line["epoch"], line[name], color=colour, label=label, markersize=3, **look)
         if len(colours) > 1:
             below: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3}
             axis.legend(frameon=False, fontsize=7, **below)  # inside, it would hide lines
         axis.axvline(best, color=QUIET, linestyle=":", linewidth=1)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].axhline(0, color=QUIET, linewidth=0.6)
-    axes[1].set_ylim(0, max(0.05, 1.1 * float(history[[*leaks]].max().max())))
+    axes[1].set_ylim(0, max(0.05, 1.1 * float(history[[*others]].max().max())))
     axes[3].set_ylim(0, 1.02)
     axes[3].yaxis.label.set_color(SHOW)
     axes[3].tick_params(colors=SHOW, labelcolor=SHOW)

@@ -10,6 +10,7 @@ import torch
 from sufficit.data.image_files import BadImageError
 from sufficit.errors import UserError
 from sufficit.perturbation.predict import usual_batch
+from sufficit.progress import duration
 from sufficit.runs.config import SAMPLED, Workers
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
@@ -85,18 +86,6 @@ def images_per_second(job: Job) -> float | None:
             job.classifier(batch).cpu()
             done, seconds = done + size, time.perf_counter() - start
     return done / seconds
-
-
-def duration(seconds: float) -> str:
-    """A time in words.
-
-    >>> [duration(s) for s in (8, 75, 1440, 7300, 200_000)]
-    ['8 seconds', '75 seconds', '24 minutes', '2 hours', '2.3 days']
-    """
-    for unit, size, from_ in (("days", 86400, 172800), ("hours", 3600, 7200), ("minutes", 60, 120)):
-        if seconds >= from_:
-            return f"{seconds / size:.2g} {unit}"
-    return f"{seconds:.0f} seconds"
 
 
 def _shorter(job: Job) -> str:

@@ -1,5 +1,6 @@
 """Heatmap sources: whatever gives a map per image; `Fitted` and `Cut` cut the map of another."""
 
+from sufficit.explainers.explanation import cut_at
 from sufficit.sources.asked import Asked
 from sufficit.sources.cut import Cut
 from sufficit.sources.fitted import Fitted
@@ -16,7 +17,6 @@ from sufficit.sources.kinds import (
     Source,
     SourceBase,
     SourceFacts,
-    cut_at,
     draw,
     noise,
 )

@@ -89,7 +89,7 @@ class Fitted(SourceBase):
             "calls@fit": asked.passes.double(),
         }
         columns = inner.columns | columns
-        return Maps(inner.maps, inner.final, columns, inner.notes, shares, asked)
+        return replace(inner, columns=columns, shares=shares, asked=asked)
 
     def _choose(self, parts: Parts) -> tuple[Asked, Tensor]:
         """Ask about parts of all images, round by round, until the size of each is known: [N]."""

@@ -26,7 +26,6 @@ from sufficit.explainers.lax import Lax
 from sufficit.explainers.registry import full_word, word_of
 from sufficit.metrics.column import Columns, Heading
 from sufficit.metrics.columns import ZERO_LINE
-from sufficit.perturbation.bands import ranks
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
 from sufficit.sources.asked import Asked
 
@@ -34,7 +33,6 @@ Role = Literal["method", "control", "reference"]
 """A method is ranked; it must beat the controls; a reference is scored and not ranked."""
 CONTROLS = (ZERO_LINE, "random", "center")
 STRETCHED = "stretched"  # a note: a map of other proportions than the image
-EDGE = 0.005  # how far values of a cut map are from 1 inside, and from 0 outside
 NOT_FINITE = "the model gives NaN or infinite values for it"
 _opening = Lock()
 
@@ -45,14 +43,7 @@ class Maps(DrawnMaps):
 
     columns: Columns = field(default_factory=dict)  # of the source's own, each [N]
     notes: Mapping[str, Tensor] = field(default_factory=dict)  # which images have a note: bool [N]
-    shares: Tensor | None = None  # [N] of the pixels that a cut map marks; None: it is not cut
     asked: Asked | None = None  # what the model said of the parts that a fit put to it
-
-    def at(self, size: tuple[int, int]) -> Tensor:
-        """The finished heatmaps at the image's size, float64 if cut: [N,H,W] in 0..1."""
-        if self.shares is None:
-            return super().at(size)
-        return cut_at(resize(self.maps, size), self.shares.to(self.maps.device))
 
     def in_full(self, size: tuple[int, int]) -> "Maps":
         """The same at the image's size: finished, or the order of a cut map with its shares."""
@@ -232,7 +223,7 @@ class Method(SourceBase):
             word = method if isinstance(method, str) else known.description
             return SourceFacts(kind="method", method=word, **known.facts())
         if isinstance(method, Lax):
-            return SourceFacts("adapter", class_agnostic=method.classes is None, passes=1)
+            return SourceFacts("adapter", class_agnostic=method.class_free, passes=method.passes)
         return SourceFacts("function", getattr(method, "class_agnostic", False) is True)
 
 
@@ -449,27 +440,7 @@ def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) ->
             raise SkipError(str(error), dict.fromkeys(error.images, NOT_FINITE)) from error
         for method in some:
             one = drawn[method.name]
-            batch.known[model, method] = Maps(one.maps, one.final)
-
-
-def cut_at(order: Tensor, shares: Tensor) -> Tensor:
-    """Maps that mark the first share of the pixels by rank: [N,H,W], [N] -> float64 [N,H,W].
-
-    Values fall by rank from 1 to 0.995 inside and from 0.005 to 0 outside, so that alpha_min 0.5
-    marks exactly the region, and the order of all pixels stays. Float32 could not tell apart as
-    many values so near to 1.
-
-    >>> cut_at(torch.tensor([[[0.3, 0.9], [0.1, 0.7]]]), torch.tensor([0.5])) >= 0.5
-    tensor([[[False,  True],
-             [False,  True]]])
-    """
-    pixels = order[0].numel()
-    places = ranks(order).double()
-    # To the nearest whole pixel, as `runs` counts.
-    inside = ((shares.double() * pixels).round(decimals=6) + 0.5).floor()[:, None, None]
-    marked = 1 - EDGE * places / inside.clamp(min=1)
-    rest = EDGE * (pixels - places) / (pixels - inside).clamp(min=1)
-    return torch.where(places < inside, marked, rest.clamp(max=EDGE))
+            batch.known[model, method] = Maps(one.maps, one.final, one.shares)
 
 
 def noise(size: tuple[int, int], seed: int, numbers: Sequence[int]) -> Tensor:

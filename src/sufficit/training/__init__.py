@@ -3,7 +3,7 @@
 from sufficit.declared import FolderOptions
 from sufficit.training.feed import cache_features
 from sufficit.training.lax_training import TrainingError, train_lax
-from sufficit.training.recipes import RECIPES, LaxRecipe
+from sufficit.training.recipes import RECIPES, LaxRecipe, OrderRecipe
 from sufficit.training.step import Loss, TrainingStep, recipe_loss, take_step
 from sufficit.training.train_folder import train_folder
 from sufficit.training.training_batch import TrainingBatch
@@ -14,6 +14,7 @@ __all__ = [
     "FolderOptions",
     "LaxRecipe",
     "Loss",
+    "OrderRecipe",
     "TrainingBatch",
     "TrainingError",
     "TrainingStep",

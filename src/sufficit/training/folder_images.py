@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -15,7 +15,8 @@ from torch.utils.data import DistributedSampler, RandomSampler, Sampler
 
 from sufficit.classifier.checkpoint import View
 from sufficit.classifier.classifier import Classifier
-from sufficit.data.loader import ImageLoader, Item, OnError, Unit, decode_entry
+from sufficit.data.image_files import in_0_1
+from sufficit.data.loader import Entry, ImageLoader, Item, OnError, Unit, decode_entry
 from sufficit.data.splits import Folder, Part, read_folder
 from sufficit.declared import ReadingOptions
 from sufficit.errors import UserError
@@ -24,6 +25,9 @@ from sufficit.training.processes import launch
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
+
+
+REMEMBERED = 2**31  # bytes of decoded images that a training keeps, at most
 
 
 class TrainingImages:
@@ -46,7 +50,7 @@ class TrainingImages:
     ) -> None:
         self.part, self.batch_size = part, batch_size
         self.sampler: Sampler[int] = sampler or RandomSampler(range(len(part)))
-        self.loader = ImageLoader(partial(decode_entry, view), on_error, threads=workers)
+        self.loader = ImageLoader(Remembering(view), on_error, threads=workers)
         self.skipped: dict[str, str] = {}  # name -> why it could not be read
         self.passes = 0  # complete epochs
 
@@ -97,6 +101,31 @@ def replace_missing(batches: Iterable[Any]) -> Iterator[Any]:
             waiting = 0
     if waiting:
         raise UserError(f"none of the images in {waiting} batches can be read: check the files")
+
+
+@dataclass
+class Remembering:
+    """Decodes an entry's image once and keeps it as bytes, where that loses nothing and fits.
+
+    Of a few thousand photographs, which every epoch shows again, decoding takes longer than the
+    training.
+    """
+
+    view: View | None
+    left: int = REMEMBERED  # bytes that may still be kept
+    known: dict[int, Tensor] = field(default_factory=dict)
+
+    def __call__(self, entry: Entry) -> Item:
+        """The entry with its image."""
+        kept = self.known.get(entry.number)
+        if kept is not None:
+            return Item(entry, in_0_1(kept))
+        item = decode_entry(self.view, entry)
+        small = (item.pixels * 255).round().to(torch.uint8)
+        if small.numel() <= self.left and torch.equal(in_0_1(small), item.pixels):
+            self.left -= small.numel()
+            self.known[entry.number] = small
+        return item
 
 
 @dataclass(frozen=True)
@@ -150,7 +179,7 @@ def open_folder(
 ) -> FolderImages:
     """Find and split the images below a folder, start the processes, read what is held out."""
     columns = {"image_column": options.image_column, "label_column": options.label_column}
-    share, view, size = options.validation_share, classifier.view, options.batch_size
+    share, view = options.validation_share, classifier.view
     folder = read_folder(classifier, data, target, share, options.seed, **columns)
     launch(fabric)
     classifier.to(fabric.device)
@@ -173,11 +202,11 @@ def open_folder(
         tuple(item.name for item in held),
         *stacked(held),
         unreadable,
-        TrainingImages(folder.training, view, size, sampler=sampler, **reading),
+        TrainingImages(folder.training, view, options.batch_size, sampler=sampler, **reading),
         {
             "images": len(folder.training),
             "pictures": folder.digest(),
-            "batch_size": size,
+            "batch_size": options.batch_size,
             "precision": str(fabric.strategy.precision.precision),
         },
     )

@@ -2,10 +2,12 @@
 
 import copy
 import math
+import time
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,25 +20,33 @@ from sufficit.classifier.layers import resolve
 from sufficit.classifier.source_code import check_arguments, code_digest, code_of
 from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers.adapter_nets import TopDown
+from sufficit.explainers.evidence import find_evidence
+from sufficit.explainers.explanation import draw_all
 from sufficit.explainers.forward_pass import look
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
+from sufficit.explainers.order_net import cells_for
 from sufficit.files import CHECKPOINT, check_output, place, read_json
-from sufficit.progress import Progress, Tick
-from sufficit.provenance import plain
+from sufficit.progress import Progress, Tick, duration
+from sufficit.provenance import plain, surroundings
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
+from sufficit.training.level_sets import LevelSets, level_sets
+from sufficit.training.order_step import order_step
 from sufficit.training.processes import fabric_for, frozen, repeatable
-from sufficit.training.recipes import LaxRecipe, recipe_of
+from sufficit.training.recipes import USUAL_EPOCHS, LaxRecipe, OrderRecipe, recipe_of
 from sufficit.training.step import Loss, take_step
-from sufficit.training.trainer import LossError, Patience, Trainer
-from sufficit.training.training_batch import TrainingBatch
-from sufficit.training.validation import ValidationScores, ValidationSet
+from sufficit.training.trainer import LossError, Patience, Trainer, weights_of
+from sufficit.training.validation import ValidationScores, ValidationSet, predictions
 
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-LOSS = 6  # of terms, selection and fields of a recipe; with another one no training is resumed
+LOSS = 7  # of terms, selection and fields of a recipe; with another one no training is resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
+MOST_STAGES, USUAL_STAGES = 4, 3  # that an order is drawn from
+MIRRORED = 0.9  # share of images whose class stays when they are mirrored, for which they may be
+LOOKS = 4  # at the validation images, while an order is trained
+NARROW = 32  # channels of an order's net, for small classifiers
 WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells
 SIDE = 28  # cells along a map that are fine enough, whatever the size of the features
 
@@ -51,7 +61,7 @@ def train_lax(
     classifier: Classifier,
     loader: Loader,
     *,
-    recipe: str | LaxRecipe = "robust",
+    recipe: str | LaxRecipe | OrderRecipe = "robust",
     target: Target = "label",
     epochs: int | None = None,
     area: float | None = None,
@@ -70,36 +80,39 @@ def train_lax(
     fabric: "Fabric | None" = None,
     about: Mapping[str, Any] | None = None,
     progress: bool | Progress | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> Lax:
     """Train an adapter that draws the classifier's heatmap in its own forward pass.
 
     `loader` gives batches of (images in 0..1, labels), or images alone with target="prediction",
-    and starts again at each epoch. The first `validation_images` of `validation`, or else of
-    `loader`, select the epoch. `out` gets a checkpoint per epoch and the best adapter: the
-    same call resumes an interrupted run. `area` is the wanted mean of a heatmap. `patience` is how
-    many epochs without improvement end the training: by default as many as 750 steps take, but at
-    least 5; None trains all epochs. The adapter draws for the class it is asked for, unless
-    `class_free`. `layers` are the ones it reads, the coarsest last; by default they are found.
-    `net` replaces the adapter's net. `loss` replaces the terms of the recipe: a function of a
-    `sufficit.training.TrainingStep` that returns a number or a dict of terms, which are summed; the
-    history gets each as loss_NAME. The recipe still says the fills, the adapter and the schedule.
-    `deterministic` gives the same adapter twice on a GPU, more slowly. `fabric` brings several
-    devices or bfloat16. `about` is stored with the adapter and, like all settings, must be the
-    same on resume. The classifier does not change.
+    and starts again at each epoch. The recipe `robust` trains an order of the pixels for 400 steps,
+    or for `epochs`, and cuts it at the size that is best on the first `validation_images` of
+    `validation`, or else of `loader`, or at `area`, a share of the image. The other recipes select
+    the epoch by these images. `out` gets a checkpoint per epoch and the adapter: the same call
+    resumes an interrupted run. `layers` are the ones it reads, the coarsest last; by default they
+    are found. `deterministic` gives the same adapter twice on a GPU, more slowly. `fabric` brings
+    several devices or bfloat16. `about` is stored with the adapter and, like all settings, must be
+    the same on resume. `announce` gets a sentence on how long the training will take. The
+    classifier does not change.
+
+    Of the other recipes alone: `area` is the wanted mean of a heatmap. `patience` is how many
+    epochs without improvement end the training: by default as many as 750 steps take, but at least
+    5; None trains all epochs. The adapter draws for the class it is asked for, unless
+    `class_free`. `net` replaces the adapter's net. `loss` replaces the terms of the recipe: a
+    function of a `sufficit.training.TrainingStep` that returns a number or a dict of terms, which
+    are summed; the history gets each as loss_NAME. The recipe still says the fills, the adapter and
+    the schedule.
     """
     check_has_classes(classifier)
     chosen = recipe_of(recipe, epochs, area, alpha_min, class_free)
-    if net is not None:
+    if isinstance(chosen, OrderRecipe):
+        _check_no_parts(net=net, loss=loss, patience=None if patience == "auto" else patience)
+    elif net is not None:
         # It reads one layer, and may end in anything.
         chosen = replace(chosen, stages=1, absent=0.0, contrast=1.0)
     if loss is not None:
         check_arguments(loss, "loss", "step")
-    if target not in ("label", "prediction"):
-        raise UserError(f'target must be "label" or "prediction", got {target!r}')
-    if not isinstance(seed, int) or not 0 <= seed < 2**63:
-        raise UserError(f"seed must be a whole number, 0 or more, got {seed!r}")
-    if validation_images < 2:
-        raise UserError(f"validation_images must be 2 or more, got {validation_images}")
+    _check_options(target, seed, validation_images)
     fabric = fabric or fabric_for(classifier.device)
     folder = None if out is None else place(out)
     grad = torch.enable_grad()  # also if the caller has turned gradients off
@@ -112,31 +125,58 @@ def train_lax(
         if not isinstance(validation, ValidationSet):
             source = feed if validation is None else Feed(classifier, validation, target, seed)
             validation = ValidationSet.of(classifier, *source.first_images(validation_images))
-        read = classifier.stage_layers(validation.images, chosen.stages)
-        if layers is not None:
-            if not layers:
-                raise UserError("layers must name one layer or more, got none: leave it out")
-            named = [layers] if isinstance(layers, str) else layers
-            read = tuple(resolve(classifier.model, name) for name in named)
-        lax = untrained(classifier, validation.images, chosen, read, net, seed)
-        feed = replace(feed, layers=read)
+        named = _named_layers(classifier, layers)
         if folder is not None and fabric.is_global_zero:
             check_output(folder)
-        trainer = LaxTrainer(
-            feed,
-            validation,
-            chosen,
-            lax,
-            fabric,
-            about=about or {},
-            loss=loss,
-            out=folder,
-            overwrite=overwrite,
-            patience=patience,
-        )
+        options: Any = {"about": about or {}, "out": folder, "overwrite": overwrite}
+        trainer: LaxTrainer
+        if isinstance(chosen, OrderRecipe):
+            lax = untrained_order(classifier, validation.images, chosen, named, seed)
+            trainer = OrderTrainer(feed, validation, chosen, lax, fabric, **options)
+        else:
+            read = named or classifier.stage_layers(validation.images, chosen.stages)
+            lax = untrained(classifier, validation.images, chosen, read, net, seed)
+            feed = replace(feed, layers=read)
+            options |= {"loss": loss, "patience": patience}
+            trainer = LaxTrainer(feed, validation, chosen, lax, fabric, **options)
+        if announce is not None and not trainer.over():
+            words = trainer.forecast()  # all processes take its trial steps
+            if fabric.is_global_zero:
+                announce(words)
         trainer.fit("training", progress)
         trainer.keep(last=True)
         return trainer.result()
+
+
+def _check_options(target: str, seed: int, validation_images: int) -> None:
+    """Raise for values that no training takes."""
+    if target not in ("label", "prediction"):
+        raise UserError(f'target must be "label" or "prediction", got {target!r}')
+    if not isinstance(seed, int) or not 0 <= seed < 2**63:
+        raise UserError(f"seed must be a whole number, 0 or more, got {seed!r}")
+    if validation_images < 2:
+        raise UserError(f"validation_images must be 2 or more, got {validation_images}")
+
+
+def _check_no_parts(**parts: object) -> None:
+    """Raise for a part that only the other recipes have."""
+    for name, part in parts.items():
+        if part is not None:
+            raise UserError(
+                f"the recipe robust has no {name}: leave it out, or use the recipe crisp or paper"
+            )
+
+
+def _named_layers(
+    classifier: Classifier, names: Sequence[str] | str | None
+) -> tuple[str, ...] | None:
+    """The layers that the caller names, or None."""
+    if names is None:
+        return None
+    if not names:
+        raise UserError("layers must name one layer or more, got none: leave it out")
+    listed = [names] if isinstance(names, str) else names
+    return tuple(resolve(classifier.model, name) for name in listed)
 
 
 def untrained(
@@ -150,15 +190,7 @@ def untrained(
     """An untrained adapter for the features of these layers."""
     with torch.no_grad():
         stages, logits = classifier.stages(images[:STATISTICS], layers)
-    sides = [stage.shape[2:] for stage in stages]
-    if math.prod(sides[-1]) < 2:
-        raise UserError(
-            f"The features of layer {layers[-1]!r} are {sides[-1][0]} x {sides[-1][1]}, too small"
-            " for a heatmap: give Classifier an earlier layer"
-        )
-    if sides != sorted(sides, reverse=True):
-        shown = ", ".join(f"{name} ({h} x {w})" for name, (h, w) in zip(layers, sides, strict=True))
-        raise UserError(f"layers must be in order, the coarsest last, got {shown}: sort them")
+    sides = check_stages(stages, layers)
     torch.manual_seed(seed)
     if net is not None or recipe.stages == 1:
         lax = Lax(
@@ -191,6 +223,53 @@ def untrained(
     return lax
 
 
+def check_stages(stages: Sequence[Tensor], layers: Sequence[str]) -> list[torch.Size]:
+    """Height and width of the stages; raise unless they are maps, the coarsest last."""
+    sides = [stage.shape[2:] for stage in stages]
+    if math.prod(sides[-1]) < 2:
+        raise UserError(
+            f"The features of layer {layers[-1]!r} are {sides[-1][0]} x {sides[-1][1]}, too small"
+            " for a heatmap: give Classifier an earlier layer"
+        )
+    if sides != sorted(sides, reverse=True):
+        shown = ", ".join(f"{name} ({h} x {w})" for name, (h, w) in zip(layers, sides, strict=True))
+        raise UserError(f"layers must be in order, the coarsest last, got {shown}: sort them")
+    return sides
+
+
+def untrained_order(
+    classifier: Classifier,
+    images: Tensor,
+    recipe: OrderRecipe,
+    layers: tuple[str, ...] | None,
+    seed: int,
+) -> Lax:
+    """An untrained adapter that orders cells, for these layers or for the stages that it finds."""
+    some = images[:FEW]
+    head = find_evidence(classifier, some)
+    names = layers or classifier.stage_layers(some, MOST_STAGES, head.layer)
+    if head.kind == "token" and names[-1] != head.layer:
+        raise UserError(
+            f"the last of layers must be {head.layer!r}, which the model's head reads, got"
+            f" {names[-1]!r}: change it"
+        )
+    with torch.no_grad():
+        stages, _ = classifier.stages(some, names)
+    sides = check_stages(stages, names)
+    cells = cells_for(images.shape[2:], sides[-1], recipe.cells)
+    channels = [stage.shape[1] for stage in stages]
+    if head.kind == "token":
+        channels[-1] *= 2  # the last features come with what each token adds to the class token
+    # A fourth stage is worth its cost where it is no finer than the map, and sees other cells.
+    if layers is None and (max(sides[0]) > cells or sides[0] == sides[-1]):
+        names, channels = names[-USUAL_STAGES:], channels[-USUAL_STAGES:]
+    torch.manual_seed(seed)
+    width = min(recipe.width, max(NARROW, channels[-1]))
+    lax = Lax(channels, width=width, cells=cells, block=recipe.block, head=head)
+    lax.belong_to(classifier, *names)
+    return lax
+
+
 def class_weights(classifier: Classifier, images: Tensor, layer: str) -> Tensor:
     """How much each channel of a layer speaks for each class: [C,K].
 
@@ -210,14 +289,15 @@ class LaxTrainer(Trainer):
         self,
         feed: Feed,
         validation: ValidationSet,
-        recipe: LaxRecipe,
+        recipe: LaxRecipe | OrderRecipe,
         lax: Lax,
         fabric: "Fabric",
         about: Mapping[str, Any],
         loss: Loss | None = None,
         **options: Any,
     ) -> None:
-        self.feed, self.validation, self.recipe, self.lax = feed, validation, recipe, lax
+        self.feed, self.validation, self.lax = feed, validation, lax
+        self.recipe: Any = recipe
         self.classifier, self.loss = feed.classifier, loss
         self.facts = {
             "recipe": plain(recipe),
@@ -234,21 +314,30 @@ class LaxTrainer(Trainer):
             "code of the model": [feed.classifier.code, code_of(feed.classifier.bare)],
             "adapter": {k: v for k, v in lax.config.items() if k != "trained"},
         }
-        adam = torch.optim.Adam(lax.parameters(), lr=recipe.lr)
-        parts = (lax, adam, fabric, self._batches, self._step)
-        options |= {"total": len(feed), "epochs": recipe.epochs, "rate": recipe.rate}
-        super().__init__(*parts, settings=settings, **options)
+        parts = (lax, self.optimizer_of(lax), fabric, self._batches, self._step)
+        options = {"total": len(feed), "epochs": recipe.epochs} | options
+        super().__init__(*parts, settings=settings, rate=recipe.rate, **options)
         if self.state.history and self.state.best is None:
             raise UserError(f"The {CHECKPOINT} in {self.out} has no best adapter: remove it")
         self._generator = Generator(self.fabric.device)
         self._gave_nan = False  # in an epoch, of which `evaluate` has warned
 
-    def _batches(self, epoch: int) -> Iterable[TrainingBatch]:
-        seed = mixed_seed(self.feed.seed, epoch, self.fabric.global_rank)
-        self._generator.manual_seed(seed)
+    def forecast(self) -> str:
+        """How long the training is."""
+        return f"Training takes at most {self.epochs} epochs."
+
+    def optimizer_of(self, lax: Lax) -> torch.optim.Optimizer:
+        """The optimizer of the adapter's weights."""
+        return torch.optim.Adam(lax.parameters(), lr=self.recipe.lr)
+
+    def _batches(self, epoch: int) -> Iterable[Any]:
+        self._reseed(epoch)
         return self.feed.batches(epoch)
 
-    def _step(self, batch: TrainingBatch, done: float) -> dict[str, Tensor]:
+    def _reseed(self, epoch: int) -> None:
+        self._generator.manual_seed(mixed_seed(self.feed.seed, epoch, self.fabric.global_rank))
+
+    def _step(self, batch: Any, done: float) -> dict[str, Tensor]:
         found = take_step(
             self.classifier,
             self.module,
@@ -335,6 +424,138 @@ class LaxTrainer(Trainer):
         # A net of the user's may hold tensors of the last step, which can't be copied.
         lax = self.lax if self.recipe.contrast == 1 else copy.deepcopy(self.lax)
         return self.validation.score(self.classifier, self._sharpened(lax), self.recipe.alpha_min)
+
+
+class OrderTrainer(LaxTrainer):
+    """Trains an order of the pixels, keeps its last weights, and finds the size to cut it at."""
+
+    def __init__(
+        self,
+        feed: Feed,
+        validation: ValidationSet,
+        recipe: OrderRecipe,
+        lax: Lax,
+        fabric: "Fabric",
+        about: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        batches = len(feed)
+        # Of a large data set, an epoch is as many batches as the whole training has steps.
+        total = min(batches, recipe.steps) if recipe.epochs is None else batches
+        usual = math.ceil(recipe.steps / total) if total else USUAL_EPOCHS
+        self.limit = total or None
+        self.steps_done = 0  # of an epoch
+        self.flips = mirrors_keep_classes(feed.classifier, validation.images)
+        options |= {"total": total, "epochs": recipe.epochs or usual, "patience": None}
+        super().__init__(feed, validation, recipe, lax, fabric, about, **options)
+        self.facts |= {
+            "epochs": self.epochs,
+            "flips": self.flips and recipe.flips > 0,
+            "evidence": lax.head.words if lax.head else "",
+        }
+
+    def optimizer_of(self, lax: Lax) -> torch.optim.Optimizer:
+        """The optimizer of the adapter's weights."""
+        recipe = self.recipe
+        return torch.optim.AdamW(lax.parameters(), recipe.lr, weight_decay=recipe.weight_decay)
+
+    def _batches(self, epoch: int) -> Iterable[Any]:
+        self._reseed(epoch)
+        self.steps_done = 0
+        for batch in islice(self.feed.pairs(epoch), self.limit):
+            self.steps_done += 1
+            yield batch
+
+    def _step(self, batch: Any, done: float) -> dict[str, Tensor]:
+        images, labels = batch
+        return order_step(
+            self.classifier,
+            self.lax,
+            self.module,
+            images,
+            labels,
+            self.recipe,
+            self._generator,
+            done=done,
+            flips=self.flips,
+        )
+
+    def forecast(self) -> str:
+        """How long the rest of the training will take, by the second of two trial steps."""
+        spent = [self._trial() for _ in range(2)]
+        left = (self.epochs - self.state.epoch) * self.total
+        n = self.total * self.epochs
+        about = f"about {duration(left * spent[1])}" if left else "a time that is not known"
+        return (
+            f"Training takes {left or n} steps in {self.epochs - self.state.epoch} epochs and"
+            f" {about} on this device ({spent[1]:.2f} s per step). It starts from"
+            f" {self.lax.head.words if self.lax.head else ''}."
+        )
+
+    def _trial(self) -> float:
+        """The seconds of a step that changes nothing."""
+        start = time.monotonic()
+        self._reseed(0)
+        images = next(iter(self.feed.pairs(0)))
+        self.start()
+        loss = self.learn(images, 0.0)["loss"]
+        self.optimizer.zero_grad()
+        float(loss.detach())  # a GPU is done now
+        return time.monotonic() - start
+
+    def learn(self, batch: Any, done: float) -> dict[str, Tensor]:
+        """As any trainer, with gradients of a bounded norm."""
+        numbers = super().learn(batch, done)
+        self.fabric.clip_gradients(
+            self.module,
+            self.optimizer,
+            max_norm=self.recipe.clip,
+            error_if_nonfinite=False,  # the loss of the next look says so
+        )
+        return numbers
+
+    def validate(self) -> dict[str, Any]:
+        """Look at the level sets now and then; they decide the size alone, at the end."""
+        epoch = self.state.epoch + 1
+        self.better = True
+        self.state.best = weights_of(self.bare)
+        self.state.made = surroundings(self.fabric.device, self.classifier.dtype)
+        due = {math.ceil(self.epochs * k / LOOKS) for k in range(1, LOOKS + 1)}
+        row: dict[str, Any] = {"kept": True, "steps": self.steps_done}
+        if epoch in due:
+            found = self._levels() if self.fabric.is_global_zero else None
+            row |= self.fabric.broadcast({} if found is None else row_of(found))
+        return row
+
+    def _levels(self) -> LevelSets:
+        """What the model says of the level sets of the validation images' orders."""
+        images, targets = self.validation.images, self.validation.targets
+        drawn = draw_all(self.classifier, images, targets, {"lax": self.lax}, progress=False)
+        return level_sets(self.classifier, images, targets, drawn["lax"].maps)
+
+    def _sharpened(self, lax: Lax) -> Lax:
+        """The adapter with the size to cut its order at, by the last look."""
+        sizes = [row["size"] for row in self.state.history if "size" in row]
+        if self.recipe.size is not None:
+            lax.size = self.recipe.size
+        elif sizes:
+            lax.size = sizes[-1]
+        return lax.eval()
+
+
+def row_of(found: LevelSets) -> dict[str, float]:
+    """The numbers of level sets for the history."""
+    return {
+        "insertion": float(found.insertion.mean()),
+        "size": found.size,
+        "msi": float(found.at_best.mean()),
+    }
+
+
+def mirrors_keep_classes(classifier: Classifier, images: Tensor) -> bool:
+    """Whether most images keep their class when they are mirrored; digits do not."""
+    plain_ones, mirrored = predictions(classifier, images), predictions(classifier, images.flip(3))
+    return bool((plain_ones == mirrored).float().mean() >= MIRRORED)
 
 
 def best_of(history: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:

@@ -7,12 +7,15 @@ from typing import Any, Literal
 
 import torch
 from torch import Generator, Tensor
+from torch.nn import functional as F
 
 from sufficit.errors import UserError, unknown
+from sufficit.explainers.order_net import BLOCKS, CELLS, WIDTH, resized
 from sufficit.perturbation.fills import blur, mean
 from sufficit.training.losses import temperature_for
 
 WARM_UP = 0.1  # share of the training
+USUAL_EPOCHS = 10  # of a loader that does not say how many batches it has
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,49 @@ class LaxRecipe:
         return self.lr * (1 if self.schedule == "constant" else one_cycle(done))
 
 
+@dataclass(frozen=True)
+class OrderRecipe:
+    """Train an order of the pixels, each of whose level sets is to suffice at its size.
+
+    Every step cuts each image's order at a random size. The region alone must give the class, and
+    the rest must not: (1 - p^power) / power of the region, plus `rest` times p of what is left.
+    """
+
+    steps: int = 400  # of the training, unless epochs are given
+    epochs: int | None = None
+    sizes: tuple[float, float] = (0.03, 0.85)  # of the regions, log-uniform
+    softness: tuple[float, float] = (0.5, 0.1)  # of their edges, from the first step to the last
+    power: float = 0.5
+    rest: float = 0.5
+    fills: tuple[tuple[str, float], ...] = (
+        ("black", 0.3),
+        ("colour", 0.2),
+        ("smooth noise", 0.15),
+        ("others", 0.35),
+    )  # and the share of the images that get each
+    crops: float = 0.6  # share of the images that are cropped, to 0.6 to 1 of their side
+    flips: float = 0.5  # share that is mirrored, where the classifier does not mind
+    cells: int = CELLS  # along the order, at most
+    width: int = WIDTH  # channels of the net
+    block: str = "separable"  # or full, its convolutions
+    size: float | None = None  # share of the image that the map marks; None: calibrated
+    alpha_min: float = 0.5
+    lr: float = 1e-3
+    warm_up: float = 0.05  # share of the training
+    weight_decay: float = 0.02
+    clip: float = 1.0  # norm of the gradients, at most
+
+    def rate(self, done: float) -> float:
+        """The learning rate after a share `done` of the training: linear rise times a cosine."""
+        rise = min(1.0, (done + 1e-3) / self.warm_up)
+        return self.lr * rise * 0.5 * (1 + math.cos(math.pi * done))
+
+    def softness_after(self, done: float) -> float:
+        """The softness of edges after a share `done` of the training; it falls geometrically."""
+        first, last = self.softness
+        return float(first * (last / first) ** done)
+
+
 def one_cycle(done: float) -> float:
     """The share of the learning rate after a share `done`: linear rise, then half a cosine.
 
@@ -73,51 +119,96 @@ TRAINING_FILLS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
 """Black, or made from another image of the batch: its mean colour, its pixels in random order, the
 blurred image, the image itself. These stay close to what the classifier knows."""
 
-_FILLS = ("black", "colour", "noise", "blurred")
-_ROBUST = LaxRecipe(
-    drop=1,
-    donors=2.0,
-    power=0.5,
-    size=2,
-    decide=0.5,
-    absent=1,
-    mosaics=0.25,
-    fills=_FILLS,
-    stages=3,
-)
-RECIPES: dict[str, LaxRecipe] = {
-    "robust": _ROBUST,
-    "crisp": replace(_ROBUST, donors=1.4, size=2.5, decide=2, contrast=4),
+RECIPES: dict[str, LaxRecipe | OrderRecipe] = {
+    "robust": OrderRecipe(),
+    "crisp": LaxRecipe(
+        drop=1,
+        donors=1.4,
+        power=0.5,
+        size=2.5,
+        decide=2,
+        absent=1,
+        mosaics=0.25,
+        fills=("black", "colour", "noise", "blurred"),
+        stages=3,
+        contrast=4,
+    ),
     "paper": LaxRecipe(entropy=5),
     "l1": LaxRecipe(size=5),
 }
 
 
 def recipe_of(
-    recipe: str | LaxRecipe,
+    recipe: str | LaxRecipe | OrderRecipe,
     epochs: int | None = None,
     area: float | None = None,
     alpha_min: float | None = None,
     class_free: bool = False,
-) -> LaxRecipe:
+) -> LaxRecipe | OrderRecipe:
     """A recipe, by name or as given, with what the caller wants of it; checked.
 
-    The entropy term gets the area through its temperature, the size term as a target.
+    The area is the size at which an order is cut. The entropy term gets it through its temperature,
+    the size term as a target.
     """
     if isinstance(recipe, str) and recipe not in RECIPES:
         raise unknown("recipe", recipe, RECIPES)
     chosen = RECIPES[recipe] if isinstance(recipe, str) else recipe
-    if not isinstance(chosen, LaxRecipe):
-        raise UserError(f"recipe must be a name or a LaxRecipe, got {type(recipe).__name__}")
+    if not isinstance(chosen, LaxRecipe | OrderRecipe):
+        came = type(recipe).__name__
+        raise UserError(f"recipe must be a name, a LaxRecipe or an OrderRecipe, got {came}")
     changes: dict[str, Any] = {"epochs": epochs, "alpha_min": alpha_min}
-    changes |= {"absent": 0.0} if class_free else {}
-    if area is not None:
-        if not (chosen.entropy or chosen.size):
-            raise UserError("area needs a weight for `entropy` or `size`: use another recipe")
-        changes |= {"temperature": temperature_for(area)} if chosen.entropy else {"area": area}
+    if isinstance(chosen, OrderRecipe):
+        if class_free:
+            raise UserError(
+                "the recipe robust draws for a class, by the classifier's own head: leave out"
+                " class_free, or use the recipe crisp"
+            )
+        changes |= {"size": area}
+    else:
+        changes |= {"absent": 0.0} if class_free else {}
+        if area is not None:
+            if not (chosen.entropy or chosen.size):
+                raise UserError("area needs a weight for `entropy` or `size`: use another recipe")
+            changes |= {"temperature": temperature_for(area)} if chosen.entropy else {"area": area}
     chosen = replace(chosen, **{k: value for k, value in changes.items() if value is not None})
-    _check(chosen)
+    if isinstance(chosen, OrderRecipe):
+        _check_order(chosen)
+    else:
+        _check(chosen)
     return chosen
+
+
+def _check_order(recipe: OrderRecipe) -> None:
+    if (size := recipe.size) is not None and not 0 < size < 1:
+        raise UserError(f"area must be between 0 and 1, got {size:g}: it is a share of the image")
+    least, most = recipe.sizes
+    if not 0 < least <= most < 1:
+        raise UserError(f"the recipe's sizes must rise in 0..1, got {recipe.sizes}: change them")
+    for name, low, high in (
+        *(("steps", 1, 10**9), ("cells", 2, 256), ("width", 1, 2**12)),
+        *([] if recipe.epochs is None else [("epochs", 1, 10**9)]),
+    ):
+        value = getattr(recipe, name)
+        if type(value) is not int or not low <= value <= high:
+            raise UserError(f"{name} must be a whole number in {low}..{high}, got {value!r}")
+    if recipe.block not in BLOCKS:
+        raise unknown("block", recipe.block, BLOCKS)
+    if not 0 <= recipe.alpha_min < 1:
+        raise UserError(f"alpha_min must be in 0..1, 1 excluded, got {recipe.alpha_min:g}")
+    above = {name: getattr(recipe, name) for name in ("lr", "power", "clip", "warm_up")}
+    above |= {f"share of the fill {kind}": share for kind, share in recipe.fills}
+    for name, value in above.items():
+        if not 0 < value < math.inf:
+            raise UserError(f"the recipe's {name} must be a finite number above 0, got {value:g}")
+    several = ("rest", "weight_decay", "crops", "flips")
+    wrong = [name for name in several if not 0 <= getattr(recipe, name) < math.inf]
+    if wrong:
+        raise UserError(f"the recipe's {wrong[0]} must be a number, 0 or more: change it")
+    if not recipe.fills:
+        raise UserError(f"a recipe needs at least one fill: give {', '.join(ORDER_FILLS)}")
+    for kind, _ in recipe.fills:
+        if kind not in ORDER_FILLS:
+            raise unknown("fill", kind, ORDER_FILLS)
 
 
 def _check(recipe: LaxRecipe) -> None:
@@ -152,6 +243,49 @@ def _check_numbers(recipe: LaxRecipe) -> None:
     for name in ("temperature", "lr", "contrast"):
         if not 0 < (value := getattr(recipe, name)) < math.inf:
             raise UserError(f"the recipe's {name} must be a finite number above 0, got {value:g}")
+
+
+def _flat(images: Tensor, generator: Generator) -> Tensor:
+    shape = (*images.shape[:2], 1, 1)
+    return torch.rand(shape, generator=generator, device=images.device).expand_as(images)
+
+
+def _smooth_noise(images: Tensor, generator: Generator) -> Tensor:
+    h, w = images.shape[2:]
+    shape = (*images.shape[:2], max(2, h // 8), max(2, w // 8))
+    drawn = torch.rand(shape, generator=generator, device=images.device)
+    return resized(drawn, (h, w))
+
+
+def _others(images: Tensor, generator: Generator) -> Tensor:
+    """The coarse colours of another image: 12 cells along 224 pixels."""
+    h, w = images.shape[2:]
+    order = torch.randperm(len(images), generator=generator, device=images.device)
+    rows, columns = (max(2, round(12 * side / 224)) for side in (h, w))
+    return resized(F.adaptive_avg_pool2d(images[order], (rows, columns)), (h, w))
+
+
+ORDER_FILLS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
+    "black": lambda images, _: torch.zeros_like(images),
+    "colour": _flat,
+    "smooth noise": _smooth_noise,
+    "others": _others,
+}
+"""Black, a random colour, noise of 28 cells along 224 pixels, another image's coarse colours."""
+
+
+def mixed_fills(
+    images: Tensor, shares: tuple[tuple[str, float], ...], generator: Generator
+) -> Tensor:
+    """One random fill per image, of each kind with its share: like images."""
+    ends = torch.tensor([share for _, share in shares], device=images.device).cumsum(0)
+    drawn = torch.rand(len(images), generator=generator, device=images.device) * ends[-1]
+    chosen = torch.bucketize(drawn, ends[:-1])
+    found = torch.empty_like(images)
+    for number, (kind, _) in enumerate(shares):
+        fill = ORDER_FILLS[kind](images, generator)
+        found = torch.where((chosen == number).view(-1, 1, 1, 1), fill, found)
+    return found
 
 
 def random_fills(images: Tensor, kinds: tuple[str, ...], generator: Generator) -> Tensor:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from sufficit.metrics.leakage import LIMIT, leak_warning
 from sufficit.metrics.scores import Scores
 from sufficit.report.interpretation import MOST_EMPTY, joined
 from sufficit.statistics import compare_values
+from sufficit.training.level_sets import LevelSets
 
 HELD_OUT_FILL = "blur"  # of the image itself, which no recipe trains with
 CONTROLS = tuple(name for name, one in EXPLAINERS.items() if one.needs == "images")
@@ -145,7 +146,7 @@ class Check:
 class Trust:
     """The checks of an adapter, and what follows from them."""
 
-    checks: tuple[Check, ...]  # the first three are about what the maps say, the others their look
+    checks: tuple[Check, ...]  # all but the last are about what the maps say, that about their look
 
     @property
     def trusted(self) -> bool | None:
@@ -176,28 +177,45 @@ class Trust:
         return [self.verdict, *(f"[{marks[one.holds]}] {one.words}" for one in self.checks)]
 
 
-_CONTENT = ("MSI", "MSI with another fill", "leakage")
+_CONTENT = ("MSI", "MSI with another fill", "MSI at a common size", "leakage")
+EVERYTHING = "marking everything"
 
 
-def trust(scores: Mapping[str, Scores], alpha_min: float) -> Trust:
-    """Judge an adapter by the scores of `lax`, `gradcam` and the controls."""
+def trust(scores: Mapping[str, Scores], alpha_min: float, sets: Mapping[str, LevelSets]) -> Trust:
+    """Judge an adapter by the scores and the level sets of `lax`, `gradcam` and the controls."""
     own, unseen = scores["lax"], f"MSI with the fill {HELD_OUT_FILL}, unknown to training"
     return Trust(
         (
-            _better(scores, "msi", "MSI", "MSI"),
-            _better(scores, "msi_held_out", "MSI with another fill", unseen),
+            _better(_values(scores, "msi"), "MSI", "MSI"),
+            _better(_values(scores, "msi_held_out"), "MSI with another fill", unseen),
+            _at_common_sizes(sets),
             _leakage(own),
             _fragments(own.fragments, alpha_min),
         )
     )
 
 
-def _better(scores: Mapping[str, Scores], column: str, name: str, words: str) -> Check:
-    """Is it significantly better than Grad-CAM and every control?"""
-    values = {method: found[column].numpy() for method, found in scores.items()}
-    standing = compare_values(values, column, controls=CONTROLS)
+def _values(scores: Mapping[str, Scores], column: str) -> dict[str, Any]:
+    return {method: found[column].numpy() for method, found in scores.items()}
+
+
+def _at_common_sizes(sets: Mapping[str, LevelSets]) -> Check:
+    """Is its order better than Grad-CAM's, each cut at the one size that is best for it?"""
+    values: dict[str, Any] = {name: found.at_best.numpy() for name, found in sets.items()}
+    values[EVERYTHING] = sets["lax"].everything.numpy()
+    sizes = " and ".join(f"{found.size:.0%}" for found in sets.values())
+    words = f"MSI with every map of LAX and Grad-CAM cut at its best common size ({sizes})"
+    found = _better(values, "MSI at a common size", words)
+    return replace(found, words=f"{found.words} Do not use it.") if found.holds is False else found
+
+
+def _better(values: Mapping[str, Any], name: str, words: str) -> Check:
+    """Is it significantly better than Grad-CAM and everything else?"""
+    others = [one for one in values if one not in ("lax", "gradcam")]
+    standing = compare_values(values, name, controls=others)
     rivals = [one for one in standing.means if one != "lax"]
-    named = {one: "Grad-CAM" if one == "gradcam" else f"the control {one}" for one in rivals}
+    named = {one: f"the control {one}" for one in CONTROLS}
+    named |= {"gradcam": "Grad-CAM", EVERYTHING: EVERYTHING}
     means = ", ".join(f"{named[one]} {standing.means[one]:+.2f}" for one in rivals)
     start = f"{words}: LAX {standing.means['lax']:+.2f}, {means}."
     ahead = [one for one in rivals if standing.beats(one, "lax")]
@@ -213,8 +231,8 @@ def _better(scores: Mapping[str, Scores], column: str, name: str, words: str) ->
         ]
         return Check(name, False, f"{start} LAX is {' and '.join(said)} ({test}).")
     if level:
-        others = joined([named[one] for one in level])
-        found = f"The difference to {others} is not significant ({test})."
+        equals = joined([named[one] for one in level])
+        found = f"The difference to {equals} is not significant ({test})."
         return Check(name, None, f"{start} {found}")
     return Check(name, True, f"{start} LAX is significantly better than each ({test}).")
 
