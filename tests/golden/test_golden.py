@@ -78,7 +78,7 @@ CASES: dict[str, list[str]] = {
     "explain": [
         *("explain", "IN/images-4", "--no-fit", *DIGITS, "--methods", f"gradcam,finer-cam,{LAX}"),
     ],
-    "demo": ["demo", "--images", "4", "--train-images", "128", "--no-open"],
+    "demo": ["demo", "--train", "--images", "4", "--train-images", "128", "--no-open"],
 }
 CHANGED: dict[str, tuple[str, ...]] = {
     # The held-out fill is chosen by the run and asked few masks.
