@@ -107,18 +107,22 @@ class SourceWriter:
 def pooled_means(total: Floats, count: Floats) -> Floats:
     """Return the mean at each point, of as many neighbours as give enough answers: [G], [G] -> [G].
 
+    A curve that has answers at less than half of its points is left as it is.
+
     >>> pooled_means(np.array([0.0, 0.0, 1.0, 4.0]), np.array([4.0, 0.0, 1.0, 4.0]))
     array([0. , 0.2, 1. , 1. ])
     """
+    with np.errstate(invalid="ignore"):  # a point that no image was asked
+        means: Floats = total / count
+    if np.count_nonzero(count) < len(count) / 2:
+        return means
     needed = min(ANSWERED, count.max())
-    means = np.full(len(total), np.nan)
     for place in range(len(total)):
         for reach in range(len(total)):
             window = slice(max(0, place - reach), place + reach + 1)
             if count[window].sum() >= needed:
+                means[place] = total[window].sum() / count[window].sum()
                 break
-        if count[window].any():
-            means[place] = total[window].sum() / count[window].sum()
     return means
 
 
