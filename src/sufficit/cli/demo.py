@@ -12,7 +12,7 @@ from sufficit.cli.compare import REPORT, print_results, write_pictures
 from sufficit.cli.console import app, out, resumable, say, show_page
 from sufficit.cli.options import OutOption, SeedOption, was_given
 from sufficit.errors import UserError
-from sufficit.files import check_output, make_folder, place
+from sufficit.files import check_output, make_folder, place, writing
 from sufficit.runs.config import RunConfig
 
 if TYPE_CHECKING:
@@ -175,7 +175,8 @@ def draw_regions(classifier: "Classifier", lax: "Lax", folder: Path) -> "Regions
             f"sufficit demo. Photographs: {CREDIT}",
         ],
     )
-    drawn.reduce(2).save(folder / PICTURE, quality=90)
+    with writing(folder / PICTURE) as path:
+        drawn.reduce(2).save(path, "JPEG", quality=90)
     return regions
 
 
