@@ -1,6 +1,5 @@
 """The numbers are those of the engine as it was before it was rewritten; see record.py."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -10,7 +9,6 @@ import numpy as np
 import pandas
 import pytest
 import record
-import torch
 from gathering_results import Result, gather, without_source
 from make_inputs import write_all
 
