@@ -303,7 +303,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     ) -> "Lax":
         """The adapter in a folder, or in a repository of the Hugging Face hub.
 
-        "sufficit:digits" ships with the package, for the classifier of that name. An adapter that
+        "sufficit:digits" and "sufficit:pets" ship, for the classifiers of these names. An adapter that
         was trained with a net of your own needs that net again, as `net`.
         """
         folder = _folder(pretrained_model_name_or_path, hub)
