@@ -1,19 +1,18 @@
 """Put what `sufficit demo` shows into the README: its picture, a sentence, the answer, a table.
 
-    python tools/readme_demo.py
+    sufficit demo --out shown --no-open && python tools/readme_demo.py shown
 
-The demo is run as a user runs it. Its picture becomes docs/demo.jpg; what is between
-`<!-- demo -->` and `<!-- end of demo -->` in README.md is written anew.
+The picture of the demo becomes docs/demo.jpg; what is between `<!-- demo -->` and
+`<!-- end of demo -->` in README.md is written again.
 """
 
 import re
 import shutil
-import tempfile
+import sys
 from pathlib import Path
 
 from sufficit import RunResults
-from sufficit.cli.demo import PHOTOGRAPHS, PICTURE, run_photos
-from sufficit.data.pets import CREDIT
+from sufficit.cli.demo import PICTURE
 
 ROOT = Path(__file__).parents[1]
 BETWEEN = re.compile(r"(?<=<!-- demo -->\n).*?(?=<!-- end of demo -->)", re.DOTALL)
@@ -34,20 +33,16 @@ def table(results: RunResults) -> str:
     return "\n".join(lines)
 
 
-def main() -> None:
-    """Run the demo, copy its picture, fill the README."""
-    with tempfile.TemporaryDirectory() as folder:
-        results = run_photos(Path(folder), PHOTOGRAPHS, seed=0)
-        shutil.copyfile(Path(folder) / PICTURE, ROOT / "docs" / "demo.jpg")
-        found = results.verdict
-        words = [f"> **{found.answer}**", f"> {found.sure}", f"> {found.change}"]
-        parts = ["\n>\n".join(words), table(results)]
+def main(demo: Path) -> None:
+    """Copy the picture of a demo, fill the README from its results."""
+    shutil.copyfile(demo / PICTURE, ROOT / "docs" / "demo.jpg")
+    results = RunResults.read(demo)
+    found = results.verdict
+    words = [f"> **{found.answer}**", f"> {found.sure}", f"> {found.change}"]
+    text = "\n\n".join(["\n>\n".join(words), table(results)])
     page = ROOT / "README.md"
-    text = "\n\n".join(parts)
-    filled = BETWEEN.sub(lambda _: f"\n{text}\n\n", page.read_text())
-    page.write_text(filled)
-    print(text, CREDIT, sep="\n")
+    page.write_text(BETWEEN.sub(lambda _: f"\n{text}\n\n", page.read_text()))
 
 
 if __name__ == "__main__":
-    main()
+    main(Path(sys.argv[1]))
