@@ -6,6 +6,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+import pandas
 import pytest
 import torch
 from torch import Generator, Tensor
@@ -20,13 +21,14 @@ import rival_losses
 import twin_judge
 from digit_images import write_digits
 from lax_toys import QUICK, Traces, classifier_of, data, loader_of, train, weights
+from regions.table import half_interval, mean_of, number, paired
 from sufficit import Classifier, evaluate, explain, train_lax
 from sufficit.data.digits import synthetic_digits
 
 FOLDER = Path(__file__).parents[1] / "experiments"
 PUBLIC = {
     *("sufficit", "sufficit.training", "sufficit.metrics"),
-    *("sufficit.data.digits", "sufficit.data.images"),
+    *("sufficit.data.digits", "sufficit.data.images", "sufficit.perturbation.bands"),
 }
 
 
@@ -171,3 +173,18 @@ def test_the_table_of_gaming_has_a_row_for_each_map(
     gaming.main()
     table = (tmp_path / "gaming.md").read_text().splitlines()
     assert len(table) == 2 + len(gaming.METHODS) + 1 + len(gaming.SEARCHES)
+
+
+def test_the_table_of_fits_compares_the_photographs_that_both_maps_have() -> None:
+    base = pandas.DataFrame({"image": ["a", "b", "c"], "msi": [0.1, 0.2, 0.9]})
+    own = pandas.DataFrame({"image": ["b", "a", "d"], "msi": [0.6, 0.3, 0.0]})
+    # b gains .4 and a .2: mean .3, spread .1414, so +-1.96 x .1414 / 2 ** .5.
+    assert paired(own, base, "msi") == "+.300 +-.196"
+    assert mean_of(pandas.Series([0.2, math.nan, 0.4])) == ".300 +-.196"
+    assert [number(value) for value in (0.25, -0.25, 1.5, -1.0)] == [
+        ".250",
+        "-.250",
+        "1.500",
+        "-1.000",
+    ]
+    assert half_interval(pandas.Series([0.2, 0.4]).to_numpy()) == pytest.approx(0.196)

@@ -130,24 +130,40 @@ def is_public(path: Path, owner: str, function: Function, public: set[str]) -> b
 
 
 def packs(tree: ast.AST) -> int:
-    """The dicts and tuples that a function packs from names and unpacks into calls."""
+    """The names that functions give to a dict or tuple only to unpack it into calls.
+
+    A name counts once per function, however often it is assigned; one that is also used otherwise
+    is a value, not a pack.
+    """
     found = 0
     for _, function in functions(tree):
-        inside = [*_own(function)]
+        every = [*ast.walk(function)]
         unpacked = {
-            node.id
-            for call in inside
+            id(node)
+            for call in every
             if isinstance(call, ast.Call)
             for node in _splatted(call)
             if isinstance(node, ast.Name)
         }
-        for node in inside:
-            targets = node.targets if isinstance(node, ast.Assign) else []
-            targets = [node.target] if isinstance(node, ast.AnnAssign) else targets
-            names = {one.id for one in targets if isinstance(one, ast.Name)}
-            literal = isinstance(getattr(node, "value", None), ast.Dict | ast.Tuple)
-            found += bool(literal and names & unpacked)
+        uses: dict[str, list[bool]] = {}  # is each use of a name an unpacking?
+        for node in every:
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                uses.setdefault(node.id, []).append(id(node) in unpacked)
+        packed = {name for node in _own(function) for name in _packed(node)}
+        found += sum(name in uses and all(uses[name]) for name in packed)
     return found
+
+
+def _packed(node: ast.AST) -> list[str]:
+    """The names that a statement gives to a dict or tuple made of parts."""
+    if not isinstance(node, ast.Assign | ast.AnnAssign):
+        return []
+    value = node.value
+    is_dict = isinstance(value, ast.Call) and _name(value.func) == "dict" and value.keywords
+    if not is_dict and not isinstance(value, ast.Dict | ast.Tuple):
+        return []
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return [one.id for one in targets if isinstance(one, ast.Name)]
 
 
 def _own(function: Function) -> Iterator[ast.AST]:

@@ -145,7 +145,8 @@ def _convolutional(
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
-def _resnet50(root: Path, device: str, dtype: torch.dtype) -> Network:
+def resnet50(root: Path) -> nn.Module:
+    """ResNet50 as its weights want it: strides in the first convolution, another epsilon."""
     model = torchvision.models.resnet50()
     for layer in (model.layer2, model.layer3, model.layer4):  # these weights stride in conv1
         layer[0].conv1.stride, layer[0].conv2.stride = (2, 2), (1, 1)
@@ -153,6 +154,11 @@ def _resnet50(root: Path, device: str, dtype: torch.dtype) -> Network:
         if isinstance(module, nn.BatchNorm2d):
             module.eps = 1e-3
     model.load_state_dict(weights_of(root, "resnet50_v1_imagenet"), strict=False)
+    return model
+
+
+def _resnet50(root: Path, device: str, dtype: torch.dtype) -> Network:
+    model = resnet50(root)
 
     def body(m):
         return [m.conv1, m.bn1, m.relu, m.maxpool, m.layer1, m.layer2, m.layer3, m.layer4]
@@ -163,9 +169,15 @@ def _resnet50(root: Path, device: str, dtype: torch.dtype) -> Network:
     )  # fmt: skip
 
 
-def _mobilenet_v2(root: Path, device: str, dtype: torch.dtype) -> Network:
+def mobilenet_v2(root: Path) -> nn.Module:
+    """MobileNetV2 by torchvision."""
     model = torchvision.models.mobilenet_v2()
     model.load_state_dict(weights_of(root, "mobilenet_v2"))
+    return model
+
+
+def _mobilenet_v2(root: Path, device: str, dtype: torch.dtype) -> Network:
+    model = mobilenet_v2(root)
     head = model.classifier[1]
     return _convolutional(
         "mobilenet_v2", model, lambda m: list(m.features), (4, 7, 14, 19), (24, 32, 96, 1280),
@@ -208,33 +220,51 @@ class LiteBlock(nn.Module):
         return x + inner if self.adds else inner
 
 
+class EfficientNetLite0(nn.Module):
+    """EfficientNet-Lite0, by its weights' names."""
+
+    def __init__(self, saved: dict[str, Tensor]) -> None:
+        super().__init__()
+        strides = {1: 2, 3: 2, 5: 2, 11: 2}  # the first block of a group that halves
+        blocks = []
+        for number in range(16):
+            mine = f"_blocks.{number}."
+            out = saved[mine + "_project_conv.weight"].shape[0]
+            wide, _, kernel, _ = saved[mine + "_depthwise_conv.weight"].shape
+            expand = mine + "_expand_conv.weight" in saved
+            narrow = saved[mine + "_expand_conv.weight"].shape[1] if expand else wide
+            blocks.append(LiteBlock(wide, narrow, out, kernel, strides.get(number, 1), expand))
+        self._conv_stem = SamePadded(3, 32, 3, 2, bias=False)
+        self._bn0 = nn.BatchNorm2d(32, eps=1e-3)
+        self._first = nn.ReLU6()
+        self._blocks = nn.ModuleList(blocks)
+        self._conv_head = nn.Conv2d(320, 1280, 1, bias=False)
+        self._bn1 = nn.BatchNorm2d(1280, eps=1e-3)
+        self._last = nn.ReLU6()
+        self._fc = nn.Linear(1280, 1000)
+        self.load_state_dict(saved)
+
+    def layers(self) -> list[nn.Module]:
+        """Everything before the pooling, one after the other."""
+        stem = [self._conv_stem, self._bn0, self._first]
+        return [*stem, *self._blocks, self._conv_head, self._bn1, self._last]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify images: [N,3,224,224] -> [N,1000]."""
+        for layer in self.layers():
+            x = layer(x)
+        return self._fc(x.mean((2, 3)))
+
+
+def efficientnet_lite0(root: Path) -> nn.Module:
+    """EfficientNet-Lite0 with its weights."""
+    return EfficientNetLite0(weights_of(root, "efficientnet_lite0"))
+
+
 def _efficientnet_lite0(root: Path, device: str, dtype: torch.dtype) -> Network:
-    saved = weights_of(root, "efficientnet_lite0")
-    strides = {1: 2, 3: 2, 5: 2, 11: 2}  # the first block of a group that halves
-    blocks = []
-    for number in range(16):
-        mine = f"_blocks.{number}."
-        out = saved[mine + "_project_conv.weight"].shape[0]
-        wide, _, kernel, _ = saved[mine + "_depthwise_conv.weight"].shape
-        expand = mine + "_expand_conv.weight" in saved
-        narrow = saved[mine + "_expand_conv.weight"].shape[1] if expand else wide
-        blocks.append(LiteBlock(wide, narrow, out, kernel, strides.get(number, 1), expand))
-    model = nn.Module()
-    model._conv_stem, model._bn0 = SamePadded(3, 32, 3, 2, bias=False), nn.BatchNorm2d(32, eps=1e-3)
-    model._blocks = nn.ModuleList(blocks)
-    model._conv_head, model._bn1 = (
-        nn.Conv2d(320, 1280, 1, bias=False),
-        nn.BatchNorm2d(1280, eps=1e-3),
-    )
-    model._fc = nn.Linear(1280, 1000)
-    model.load_state_dict(saved)
-
-    def body(m):
-        stem = [m._conv_stem, m._bn0, nn.ReLU6()]
-        return [*stem, *m._blocks, m._conv_head, m._bn1, nn.ReLU6()]
-
+    model = efficientnet_lite0(root)
     return _convolutional(
-        "efficientnet_lite0", model, body, (6, 8, 14, 22), (24, 40, 112, 1280),
+        "efficientnet_lite0", model, lambda m: m.layers(), (6, 8, 14, 22), (24, 40, 112, 1280),
         model._fc.weight, model._fc.bias, (0.5,) * 3, (0.5,) * 3, device, dtype,
     )  # fmt: skip
 
@@ -292,11 +322,17 @@ class VitStage(nn.Module):
         return torch.cat([self.norm(x), added.to(x.dtype)], 2)
 
 
-def _deit_tiny(root: Path, device: str, dtype: torch.dtype) -> Network:
+def deit_tiny(root: Path) -> nn.Module:
+    """DeiT-tiny as torchvision's vision transformer."""
     model = torchvision.models.VisionTransformer(
         image_size=224, patch_size=16, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768
     )
     model.load_state_dict(weights_of(root, "deit_tiny_imagenet"))
+    return model
+
+
+def _deit_tiny(root: Path, device: str, dtype: torch.dtype) -> Network:
+    model = deit_tiny(root)
     head = model.heads.head
     weight, bias = head.weight.detach().to(device), head.bias.detach().to(device)
     _frozen(model, device, dtype)

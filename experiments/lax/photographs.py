@@ -15,6 +15,7 @@ from torchvision.transforms.functional import pil_to_tensor
 ARCHIVES = ("imagenet-val-train-0.tar", "imagenet-val-train-1.tar")
 SPLITS = "imagenet-splits.csv"
 BOXES = "imagenet-val-train-boxes.csv"
+PARTS = ("learn", "choose", "report")
 
 
 @dataclass(frozen=True)
@@ -53,17 +54,19 @@ def _decode(blob: bytes) -> Tensor:
         return pil_to_tensor(image.convert("RGB"))
 
 
-def load(root: Path, device: str, limit: int | None = None) -> dict[str, Photographs]:
-    """Read the parts `learn`, `choose` and `report`; with a limit only so many of each."""
+def load(
+    root: Path, device: str, limit: int | None = None, wanted: tuple[str, ...] = PARTS
+) -> dict[str, Photographs]:
+    """Read the wanted parts; with a limit only so many photographs of each."""
     parts, boxes = _parts(root), _boxes(root)
     blobs: dict[str, bytes] = {}
     for archive in ARCHIVES:
         with tarfile.open(root / archive) as tar:
             for member in tar:
-                if member.isfile() and member.name in parts:
+                if member.isfile() and parts.get(member.name) in wanted:
                     blobs[member.name] = tar.extractfile(member).read()
     found = {}
-    for part in ("learn", "choose", "report"):
+    for part in wanted:
         names = sorted(name for name in blobs if parts[name] == part)
         if limit:
             names = names[:: max(1, len(names) // limit)][:limit]

@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch", type=int, default=192)
     parser.add_argument("--limit", type=int)
+    parser.add_argument("--precision", choices=("fp32", "bf16"))
     parser.add_argument("--report", action="store_true")
     recipe = RECIPES["robust"]
     assert isinstance(recipe, OrderRecipe)
@@ -153,6 +154,7 @@ def main() -> None:
     classifier = classifiers.NAMES[args.network]().to(device)
     if device == "cuda":
         classifier.to(memory_format=torch.channels_last)
+    precision = args.precision or ("bf16" if device == "cuda" else "fp32")
     photos = read(args.data, args.limit)
     names = ("steps", "cells", "width", "block")
     recipe = replace(recipe, **{name: getattr(args, name) for name in names})
@@ -169,7 +171,7 @@ def main() -> None:
         validation_images=len(choose),
         out=folder,
         about={"data": f"{len(photos['learn'])} ImageNet validation photographs (learn)"},
-        fabric=fabric_for(torch.device(device), precision="bf16" if device == "cuda" else "fp32"),
+        fabric=fabric_for(torch.device(device), precision=precision),
         progress=True,
     )
     seconds = time.monotonic() - began
@@ -182,7 +184,7 @@ def main() -> None:
         "size": lax.size,
         "looks": [row for row in history if "size" in row],
     }
-    if device == "cuda":
+    if precision == "bf16":
         classifier.to(dtype=torch.bfloat16)
     methods: dict[str, Lax | str] = {"lax": lax, "gradcam": "gradcam"}
     parts = ("choose", "report") if args.report else ("choose",)

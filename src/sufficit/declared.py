@@ -8,16 +8,28 @@ if TYPE_CHECKING:
 
 
 def option(
-    default: Any, text: str, *flags: str, least: float | None = None, most: float | None = None,
-    panel: str | None = None, shown: str = "all", **more: Any,
-) -> Any:  # fmt: skip
+    default: Any,
+    text: str,
+    *flags: str,
+    least: float | None = None,
+    most: float | None = None,
+    panel: str | None = None,
+    shown: str = "all",
+    **more: Any,
+) -> Any:
     """A field with what the command line says of it and the bounds of its value.
 
     The flag is --NAME, unless `flags` are given; `kind` is its type, if not that of the field.
     `shown` says where: by --help (first), by --help-all (all), or in a RUN.toml alone (toml).
     """
-    about = {"help": text, "flags": flags, "least": least, "most": most, "panel": panel}
-    about["shown"] = shown
+    about = {
+        "help": text,
+        "flags": flags,
+        "least": least,
+        "most": most,
+        "panel": panel,
+        "shown": shown,
+    }
     return field(default=default, metadata=about | more)
 
 

@@ -101,7 +101,7 @@ def local_file(path: Path) -> Iterator[Path]:
 
 
 def version_of(path: Path) -> str:
-    """What changes when a file is written again: its time, or what object storage has."""
+    """Return a word that changes when a file is written again: its time, or the object's tag."""
     if is_remote(path):
         return path.version()
     try:
@@ -213,6 +213,7 @@ def writing(path: Path) -> Iterator[Path]:
     """A temporary path in the same folder that becomes `path` when the block ends without error."""
     check_local(path)
     _sweep(path.parent)
+    # Machine and process, so that another process can tell whether the writer is still alive.
     end = f".part-{_NODE}-{os.getpid()}{path.suffix}"
     name = f".{path.stem}{end}"
     if len(os.fsencode(name)) > LONGEST:
@@ -254,6 +255,7 @@ def read_limited(path: Path, most: int, parse: Callable[[bytes], T]) -> T:
 
 def _sweep(folder: Path) -> None:
     """Remove, once per folder, what killed processes of this machine left half written."""
+    # Several threads write; `iterdir` of a large folder takes long, so it is done once.
     with _sweeping, suppress(OSError):
         if folder in _swept:
             return

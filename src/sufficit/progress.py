@@ -28,8 +28,9 @@ def duration(seconds: float) -> str:
     >>> [duration(s) for s in (8, 75, 1440, 7300, 200_000)]
     ['8 seconds', '75 seconds', '24 minutes', '2 hours', '2.3 days']
     """
-    for unit, size, from_ in (("days", 86400, 172800), ("hours", 3600, 7200), ("minutes", 60, 120)):
-        if seconds >= from_:
+    units = (("days", 86400), ("hours", 3600), ("minutes", 60))
+    for unit, size in units:
+        if seconds >= 2 * size:
             return f"{seconds / size:.2g} {unit}"
     return f"{seconds:.0f} seconds"
 

@@ -105,11 +105,13 @@ def typed(kind: Any, value: Any) -> Any:
     What a dataclass does not know, as earlier versions wrote it, is left out.
     """
     if isinstance(kind, type) and is_dataclass(kind):
-        hints, known = get_type_hints(kind), dict(value)
+        hints = get_type_hints(kind)
+        known = dict(value)
         return kind(**{name: typed(hints[name], known[name]) for name in hints if name in known})
-    origin, kinds = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    kinds = get_args(kind)
     if origin in (Union, UnionType):
-        own = next(one for one in kinds if one is not type(None))
+        own = next(one for one in kinds if one is not type(None))  # every union is `X | None`
         return None if value is None else typed(own, value)
     if origin is tuple:
         return tuple(typed(kinds[0], one) for one in value)

@@ -22,7 +22,9 @@ from sufficit.sums import sums_of
 
 Compare = Callable[[Tensor, Tensor], Tensor]
 _GROUP_ELEMENTS = 2**22  # pixels compared at once
-_C1, _C2 = 0.01**2, 0.03**2  # SSIM's constants for values in 0..1
+# SSIM's constants for values in 0..1.
+_C1 = 0.01**2
+_C2 = 0.03**2
 
 
 def rank_correlation(first: Tensor, second: Tensor) -> Tensor:
@@ -65,7 +67,8 @@ def region_overlap(
     tensor([0.5000], dtype=torch.float64)
     """
     _check_pair(first, second)
-    ours, theirs = first > alpha_min, second > alpha_min
+    ours = first > alpha_min
+    theirs = second > alpha_min
     both, union = (x.sum((1, 2)).cpu().double() for x in (ours & theirs, ours | theirs))
     return torch.where(union == 0, empty, both / union.clamp(min=1))
 
@@ -106,9 +109,13 @@ def agreement(maps: Sequence[Tensor] | Tensor, alpha_min: float = 0.5) -> Agreem
     def mean(compare: Compare) -> Tensor:
         return torch.stack([compare(a, b) for a, b in pairs]).mean(0)
 
-    overlap = mean(lambda a, b: region_overlap(a, b, alpha_min))
-    compared = (mean(rank_correlation), mean(structural_similarity), overlap)
-    return Agreement(*compared, len(maps), alpha_min)
+    return Agreement(
+        rank_correlation=mean(rank_correlation),
+        ssim=mean(structural_similarity),
+        iou=mean(lambda a, b: region_overlap(a, b, alpha_min)),
+        maps=len(maps),
+        alpha_min=alpha_min,
+    )
 
 
 def estimate(values: Tensor, *, seed: int = 0) -> Estimate:
@@ -206,9 +213,16 @@ def correlations(ranked: Sequence[RankedCondition]) -> list[dict[str, Any]]:
     found = []
     for one, two in combinations(ranked, 2):
         methods = one.standing.ranking
-        means = [np.array([r.standing.means[m] for m in methods]) for r in (one, two)]
-        known = {"spearman": spearman(*means), "kendall": kendall(*means)}
-        found.append({"first": one.key, "second": two.key, **known})
+        first = [one.standing.means[method] for method in methods]
+        second = [two.standing.means[method] for method in methods]
+        found.append(
+            {
+                "first": one.key,
+                "second": two.key,
+                "spearman": spearman(first, second),
+                "kendall": kendall(first, second),
+            }
+        )
     return found
 
 
@@ -247,7 +261,7 @@ def lost_leads(first: Standing, other: Standing) -> dict[str, list[str]]:
     for method in first.ranking:
         behind = [one for one in first.ranking if first.beats(method, one)]
         turned = [one for one in behind if other.beats(one, method)]
-        gone = [o for o in behind if o not in turned and not other.beats(method, o)]
+        gone = [one for one in behind if one not in turned and not other.beats(method, one)]
         if lost := [*turned, *gone]:
             found[method] = lost
     return found

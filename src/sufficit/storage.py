@@ -71,9 +71,11 @@ class RemotePath(ProxyUPath):
             self.fs.invalidate_cache(self.path)  # hf:// keeps one
             found = self.fs.ls(self.path, detail=True)
         for one in found:
-            path, size = str(one["name"]).rstrip("/"), one.get("size")
+            path = str(one["name"]).rstrip("/")
+            size = one.get("size")
             if path != self.path.rstrip("/"):  # the folder itself, or one without a name
-                name, kind = path.rpartition("/")[2], str(one["type"])
+                name = path.rpartition("/")[2]
+                kind = str(one["type"])
                 yield name, kind, -1 if size is None else int(size), _version(one)
 
     def version(self) -> str:
@@ -155,7 +157,9 @@ class _Ranges(io.RawIOBase):
     """An object as a file: each read is a request for a range."""
 
     def __init__(self, path: RemotePath, size: int) -> None:
-        self.path, self.size, self.at = path, size, 0
+        self.path = path
+        self.size = size
+        self.at = 0
 
     def readable(self) -> bool:
         return True

@@ -31,7 +31,9 @@ class Sums:
     """
 
     def __init__(self, columns: Sequence[Any], *, seed: int = 0) -> None:
-        self.columns, self.seed, self.n = tuple(columns), seed, 0
+        self.columns = tuple(columns)
+        self.seed = seed
+        self.n = 0
         self._single: list[tuple[Counts, Floats]] = []  # numbers and values of groups of one
         self._sums: Floats | None = None  # [GROUPS,columns], of more images than groups
         self._counts: Counts | None = None
@@ -39,7 +41,8 @@ class Sums:
     def add(self, numbers: npt.ArrayLike, values: Mapping[Any, npt.ArrayLike]) -> None:
         """Add images, each with its number in the data: [n], every column [n]."""
         columns = [np.asarray(values[column], np.float64) for column in self.columns]
-        places, rows = np.asarray(numbers, np.int64), np.stack(columns, axis=1)
+        places = np.asarray(numbers, np.int64)
+        rows = np.stack(columns, axis=1)
         for start in range(0, len(rows), GROUPS):  # what is made of them does not grow either
             some = slice(start, start + GROUPS)
             self.n += len(rows[some])
@@ -49,7 +52,8 @@ class Sums:
 
     def groups(self, columns: Sequence[Any] | None = None) -> tuple[Floats, Counts]:
         """Return the sums and counts of each group, of single images in order: [groups,columns]."""
-        sums, counts = self._sums, self._counts
+        sums = self._sums
+        counts = self._counts
         if sums is None or counts is None:
             numbers = np.concatenate([_NONE, *(numbers for numbers, _ in self._single)])
             blank = np.empty((0, len(self.columns)))
@@ -74,7 +78,8 @@ class Sums:
         shape = GROUPS, len(self.columns)
         key = _mixed(np.array([self.seed % 2**64], np.uint64))
         if self._sums is None or self._counts is None:
-            self._sums, self._counts = np.zeros(shape), np.zeros(shape, np.int64)
+            self._sums = np.zeros(shape)
+            self._counts = np.zeros(shape, np.int64)
         for numbers, rows in self._single:
             groups = (_mixed(numbers.astype(np.uint64) ^ key) % GROUPS).astype(np.int64)
             places = (groups[:, None] * shape[1] + np.arange(shape[1])).ravel()
@@ -139,7 +144,7 @@ def few_images(n: int) -> str | None:
 
 @dataclass(frozen=True)
 class Moments:
-    """What intervals and tests of means need to know: each [columns]."""
+    """Mean, standard error, skewness and number of groups of each column: [columns]."""
 
     means: Floats
     errors: Floats  # standard errors; NaN with fewer than two groups
@@ -149,8 +154,10 @@ class Moments:
     def interval(self, level: float) -> tuple[Floats, Floats]:
         """Return the ends of t intervals, the one on the side of the longer tail moved outwards."""
         with np.errstate(invalid="ignore"):
-            t, k = _quantile(self.groups, level), self.skews / np.sqrt(self.groups)
-            down, up = np.fmax(t, _skewed(t, k)), np.fmax(t, -_skewed(-t, k))
+            t = _quantile(self.groups, level)
+            k = self.skews / np.sqrt(self.groups)
+            down = np.fmax(t, _skewed(t, k))
+            up = np.fmax(t, -_skewed(-t, k))
             return self.means - down * self.errors, self.means + up * self.errors
 
     def p_values(self) -> Floats:
@@ -158,7 +165,8 @@ class Moments:
         from scipy.special import stdtr
 
         with np.errstate(divide="ignore", invalid="ignore"):
-            t, k = self.means / self.errors, self.skews / np.sqrt(self.groups)
+            t = self.means / self.errors
+            k = self.skews / np.sqrt(self.groups)
             straight = t + k * t**2 / 3 + k**2 * t**3 / 27 + k / 6  # Hall's, which _skewed inverts
             far = np.minimum(np.abs(t), np.sign(t) * straight)
             p = 2 * stdtr(np.maximum(self.groups - 1, 1), -np.maximum(far, 0))
@@ -168,7 +176,8 @@ class Moments:
 
 def moments(sums: Floats, counts: Counts) -> Moments:
     """Return the moments of each column's mean: [groups,columns]."""
-    groups, total = (counts > 0).sum(axis=0), counts.sum(axis=0)
+    groups = (counts > 0).sum(axis=0)
+    total = counts.sum(axis=0)
     if not len(sums):
         none = np.full(sums.shape[1], np.nan)
         return Moments(none, none, none, groups)
@@ -178,7 +187,8 @@ def moments(sums: Floats, counts: Counts) -> Moments:
         rest = sums - counts * first
         apart = rest.sum(axis=0) / total
         rest -= counts * apart
-        square, cube = (rest**2).sum(axis=0), (rest**3).sum(axis=0)
+        square = (rest**2).sum(axis=0)
+        cube = (rest**3).sum(axis=0)
         errors = np.sqrt(square * groups / (groups - 1)) / total
         skews = np.nan_to_num(cube / groups / (square / groups) ** 1.5)
     return Moments(first + apart, errors, skews, groups)
@@ -190,7 +200,8 @@ def ratio_interval(values: Floats, counts: Counts, level: float) -> tuple[float,
     It holds every r for which 0 is in the t interval of the mean of first - r second. It has no end
     where the second mean may be 0. Values are 0 or more; where all are 0, it is NaN.
     """
-    groups, n = int((counts[:, 0] > 0).sum()), int(counts[:, 0].sum())
+    groups = int((counts[:, 0] > 0).sum())
+    n = int(counts[:, 0].sum())
     if groups < 2 or not values.any():
         return np.nan, np.nan
     first, second = values.sum(axis=0) / n

@@ -66,17 +66,20 @@ def test_reading_ahead_takes_more_threads_only_while_it_is_waited_for(
         def __init__(self, threads: int) -> None:
             assert threads == 1  # it reads in the background; `items` has threads of its own
 
-        def __enter__(self) -> "Pool":
-            return self
-
-        def __exit__(self, *_: object) -> None: ...
-
         def submit(self, read: Any, entries: Any, threads: int) -> Any:
-            found.append(threads)
-            return SimpleNamespace(done=lambda: ready, result=lambda: entries)
+            items = read(entries, threads)
+            return SimpleNamespace(done=lambda: ready, result=lambda: items)
+
+        def shutdown(self, *, wait: bool) -> None:
+            assert not wait
+
+    def items(self: ImageLoader, entries: Any, threads: int | None = None) -> list[Item]:
+        found.append(threads or 8)
+        return []
 
     monkeypatch.setattr("sufficit.data.loader.THREADS", 8)
     monkeypatch.setattr("sufficit.data.loader.ThreadPoolExecutor", Pool)
+    monkeypatch.setattr(ImageLoader, "items", items)
     units = [Unit(number, ()) for number in range(5)]
     read = [unit.number for unit, _ in ImageLoader(lambda _: None).ahead(units)]
     assert read == [0, 1, 2, 3, 4]

@@ -20,7 +20,7 @@ from sufficit.data import loader as loading
 from sufficit.data import shards
 from sufficit.data.image_files import ImageFile
 from sufficit.data.images import BadImageError, ImageTensor, SourceImage, list_images, open_images
-from sufficit.data.loader import Download, Entry, ImageLoader, Item, decode_entry, downloaded, runs
+from sufficit.data.loader import Download, Entry, ImageLoader, decode_entry, downloaded, runs
 from sufficit.data.shards import ShardImage
 from sufficit.errors import GoneError
 from sufficit.runs.engine import run
@@ -39,7 +39,7 @@ def put_folder(bucket: str, folder: Path, prefix: str = "") -> None:
     put(bucket, {prefix + f.relative_to(folder).as_posix(): f.read_bytes() for f in files})
 
 
-def loader() -> ImageLoader[Item]:
+def loader() -> ImageLoader:
     return ImageLoader(partial(decode_entry, None))
 
 

@@ -173,13 +173,13 @@ def test_the_end_of_a_run_reads_all_rows_twice(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Once to choose what all images choose together, once to write."""
-    whole, reads = Store.read_arrays, Counter[tuple[int, bool]]()
+    whole, reads = Store.read, Counter[tuple[int, bool]]()
 
     def read(self: Store, unit: int, *, answers: bool = False) -> Any:
         reads[unit, answers] += 1
         return whole(self, unit, answers=answers)
 
-    monkeypatch.setattr(Store, "read_arrays", read)
+    monkeypatch.setattr(Store, "read", read)
     monkeypatch.setattr(table, "write_shown", lambda *_: {})
     run_small(config_for(photos, checks="controls"), tmp_path / "out")
     assert reads == {(unit, answers): 1 for unit in range(3) for answers in (False, True)}

@@ -13,7 +13,7 @@ from lax_toys import Traces, classifier_of, data, loader_of, mixed_modes, weight
 from small_models import small_model, small_vit
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.explainers.explanation import draw_all
-from sufficit.sources.fitted import SIZES
+from sufficit.sources.asked import SIZES
 from sufficit.training import OrderRecipe
 from sufficit.training.lax_training import mirrors_keep_classes
 from sufficit.training.level_sets import level_sets

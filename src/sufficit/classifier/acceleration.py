@@ -57,7 +57,8 @@ class FastCopy:
     """A compiled copy of a classifier, made when the first images come; pickled without it."""
 
     def __init__(self, classifier: Classifier, batch_size: int | None = None) -> None:
-        self.classifier, self.batch_size = classifier, batch_size
+        self.classifier = classifier
+        self.batch_size = batch_size
         self._made: Classifier | None = None
 
     def of(self, shape: Sequence[int], usual: int) -> Classifier:
@@ -71,7 +72,7 @@ class FastCopy:
 
 
 def is_compiled(classifier: Classifier) -> bool:
-    """Whether torch.compile made the model, so that every new batch size is compiled anew."""
+    """Whether torch.compile made the model, so that every new batch size is compiled again."""
     return hasattr(classifier.model, "_orig_mod")
 
 
@@ -79,7 +80,8 @@ def _folded(model: nn.Module, inputs: Tensor) -> nn.Module:
     """The model with batch norms folded into convolutions, where tracing it works."""
     from torch.fx.experimental.optimization import fuse
 
-    precise, some = model.float(), inputs[:2].float()
+    precise = model.float()
+    some = inputs[:2].float()
     before = precise(some.clone())
     try:
         folded: nn.Module = fuse(precise)

@@ -228,7 +228,8 @@ def read_view(saved: dict[str, Any]) -> View:
     """The view that `save` wrote; ValueError for values that no view may have."""
     crop = saved["crop"] and tuple(int(side) for side in saved["crop"])
     resize = saved["resize"] and int(saved["resize"])
-    channels, interpolation = int(saved["channels"]), saved["interpolation"]
+    channels = int(saved["channels"])
+    interpolation = saved["interpolation"]
     if channels < 1:
         raise ValueError(f"no image has {channels} channels")
     if len(crop or (1, 1)) != 2 or interpolation not in INTERPOLATIONS:

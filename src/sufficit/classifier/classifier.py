@@ -59,7 +59,9 @@ class Classifier:
         self.classes = tuple(classes) if classes is not None else None
         if not isinstance(view, View | None):
             raise UserError(f"view must be a View, got {view!r:.99}: as in View(crop=(224, 224))")
-        self.view, self.reshape, self.recipe = view, reshape, recipe
+        self.view = view
+        self.reshape = reshape
+        self.recipe = recipe
         self.code = ""  # a digest of the user's code that made it, if `load` ran some
         if output not in OUTPUTS:
             raise unknown("output", str(output), OUTPUTS)
@@ -93,11 +95,13 @@ class Classifier:
             raise UserError(f"score must be accuracy, confidence or a function, got {came}")
         check_arguments(score, "score", "what the model returns")
         found = self.over(self.model)
-        found.score, found.classes, found.recipe = score, None, None
+        found.score = score
+        found.classes = None
+        found.recipe = None
         return found
 
     def over(self, model: nn.Module) -> "Classifier":
-        """The same over another model with the same layers and outputs, such as a copy."""
+        """Return a copy with another model of the same layers and outputs."""
         found = copy.copy(self)
         found.model = model
         return found
@@ -142,8 +146,10 @@ class Classifier:
     @property
     def memory_format(self) -> torch.memory_format:
         """Channels-last if the model's first convolution is, else contiguous."""
-        last, whole = torch.channels_last, torch.contiguous_format
+        last = torch.channels_last
+        whole = torch.contiguous_format
         for one in self._tensors():
+            # A 1 x 1 convolution is contiguous in both formats and says nothing.
             if one.ndim == 4 and min(one.shape[:2]) > 1 and one.shape[2:] != (1, 1):
                 only_last = not one.is_contiguous() and one.is_contiguous(memory_format=last)
                 return last if only_last else whole
@@ -187,9 +193,10 @@ class Classifier:
         if most == 1 or self.reshape is not None:  # a reshape is for one layer
             return (last,)
         with self.in_eval_mode(), torch.no_grad():
-            inputs = self.normalize(images[:1])
-            given = (self.bare, lambda: self.plain_logits_of(inputs), inputs)
-            return layers.find_stages(*given, last, most)
+            inputs = self.normalize(images[:1])  # one image shows all shapes
+            return layers.find_stages(
+                self.bare, lambda: self.plain_logits_of(inputs), inputs, last, most
+            )
 
     def feature_layer(self, images: Tensor) -> str:
         """The layer that was given, else the last one with a grid at this size of images."""
@@ -209,6 +216,7 @@ class Classifier:
 
     def normalize(self, images: Tensor) -> Tensor:
         """Images in 0..1 as the model expects them: its device, mean, std and dtype."""
+        # Only the form, at every call: to check values would wait for the GPU.
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check_form(images)
         moved = images.to(self.device)
@@ -229,7 +237,7 @@ class Classifier:
         return self._forward(self.model, inputs.clone())
 
     def plain_logits_of(self, inputs: Tensor) -> Tensor:
-        """The same from the bare model, uncompiled and on one device, so that hooks fire."""
+        """Return the logits of the bare model, uncompiled and on one device, so that hooks fire."""
         with layers.uncompiled():
             return self._forward(self.bare, inputs.clone())
 
@@ -240,7 +248,8 @@ class Classifier:
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
         if self.score is not None:
-            output, score = model(inputs), self.score
+            output = model(inputs)
+            score = self.score
             name = f"the score {getattr(score, '__name__', type(score).__name__)}"
             return outputs.as_logit(run_user_code(name, lambda: score(output)), len(inputs))
         if self._looked:
@@ -252,6 +261,7 @@ class Classifier:
     def _look(self, output: Tensor) -> None:
         """Find out, in the first call, whether the model gives probabilities."""
         known = self.output == outputs.PROBABILITIES
+        # Rows with NaN, of one bad image, do not sum to 1 whatever the model ends in.
         finite = output.detach()[output.isfinite().all(1)]
         if not len(finite):
             return  # the next call may say more
@@ -268,7 +278,7 @@ class Classifier:
 
     @property
     def output_remark(self) -> str:
-        """What is wrong if the outputs are taken for logits and are none; empty if they are."""
+        """Return a remark if outputs that are probabilities are taken for logits; else empty."""
         if self.output == outputs.PROBABILITIES or self.ends_in is None:
             return ""
         return (
@@ -289,7 +299,8 @@ class Classifier:
         return f"Classifier({name}, layer={self.layer!r}, mean={self.mean}, std={self.std})"
 
     def _repr_html_(self) -> str:
-        sees, classes = "images as they are", "no names"
+        sees = "images as they are"
+        classes = "no names"
         if self.view is not None and self.view.crop is not None:
             h, w = self.view.crop
             sees = f"{h} x {w} pixels, {self.view.channels} channels"

@@ -45,7 +45,8 @@ def same(one: Fingerprint, other: Fingerprint) -> bool:
 def read(saved: Any) -> Fingerprint:
     """The fingerprint that a JSON file holds."""
     try:
-        architecture, sketch = saved["architecture"], tuple(map(float, saved["sketch"]))
+        architecture = saved["architecture"]
+        sketch = tuple(map(float, saved["sketch"]))
         if all(map(math.isfinite, sketch)):
             return Fingerprint(str(architecture), sketch)
         raise ValueError("not finite")

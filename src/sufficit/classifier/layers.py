@@ -139,7 +139,8 @@ def find_stages(
     end = max((i for i, (name, *_) in enumerate(calls) if name == last), default=None)
     if end is None:  # a layer of an unusual output, which only its user's reshape can read
         return (last,)
-    calls, size = calls[:end], calls[end][2]
+    size = calls[end][2]
+    calls = calls[:end]
     blocks = _blocks([(name, module) for name, module, grid in calls if grid == size])
     finer = sorted({grid for *_, grid in calls if math.prod(grid) > math.prod(size)})
     found: list[str] = []
@@ -185,7 +186,8 @@ def _calls(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> l
     calls: list[_Call] = []
 
     def note(name: str, module: nn.Module, _: object, output: object) -> None:
-        found, grid = first(output), (0, 0)
+        found = first(output)
+        grid = (0, 0)
         shape = tuple(found.shape) if isinstance(found, Tensor) else ()
         if len(shape) == 4:
             grid = shape[1:3] if _channels_last(shape, inputs) else shape[2:]
@@ -232,7 +234,8 @@ def to_grid(output: Any, inputs: Tensor, layer: str = "") -> Tensor:
         raise _no_grid(layer, str(came))
     if output.ndim == 4:
         return output.permute(0, 3, 1, 2) if _channels_last(output.shape, inputs) else output
-    tokens, size = output.shape[1], list(inputs.shape[-2:])
+    tokens = output.shape[1]
+    size = list(inputs.shape[-2:])
     cells = _token_grid(tokens, inputs)
     if cells is None:
         raise _no_grid(layer, f"{tokens} tokens, which form no grid over {size}")

@@ -32,6 +32,7 @@ _HUB_OPTIONS = {"cache_dir", "force_download", "local_files_only", "revision", "
 _OWN_ATTENTION = (None, "eager", "sdpa", "flex_attention")  # parts of transformers and torch
 
 
+# Its parameters are the options of a command line that name a model (`MODEL` in runs/config.py).
 def load_classifier(
     model: str,
     *,
@@ -144,13 +145,18 @@ def _read(folder: Path) -> Classifier:
         recipe = Recipe(str(saved["recipe"]["source"]), dict(saved["recipe"]["options"]))
         view = checkpoint.read_view(saved["view"]) if saved["view"] else None
         _check_recipe(recipe, path)
+        # The description is untrusted: a few words could ask for more memory than there is.
         with checkpoint.limited_by(folder / WEIGHTS):
             model = load(recipe.source, None, recipe.options).model
-        layer = None if saved["layer"] is None else str(saved["layer"])
-        given = (model, layer, saved["mean"] or None, saved["std"] or None)
-        classes = [str(name) for name in saved["classes"] or ()] or None
         classifier = Classifier(
-            *given, classes=classes, view=view, recipe=recipe, output=str(saved["output"])
+            model,
+            layer=None if saved["layer"] is None else str(saved["layer"]),
+            mean=saved["mean"] or None,
+            std=saved["std"] or None,
+            classes=[str(name) for name in saved["classes"] or ()] or None,
+            view=view,
+            recipe=recipe,
+            output=str(saved["output"]),
         )
     except UserError:
         raise
@@ -267,10 +273,17 @@ def _from_hub(
     auto: Any, source: str, published: bool, given: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
     """A model of transformers, and mean, std and view of its images; no code of the hub is run."""
-    transformers, name = extra("transformers", source), source.partition(":")[2]
+    transformers = extra("transformers", source)
+    name = source.partition(":")[2]
     where = _SAFE | {key: given.pop(key) for key in _HUB_OPTIONS & given.keys()}
-    asked = {"return_unused_kwargs": True, **given, **where}
-    config, rest = _fetch(name, transformers.AutoConfig.from_pretrained, name, **asked)
+    config, rest = _fetch(
+        name,
+        transformers.AutoConfig.from_pretrained,
+        name,
+        return_unused_kwargs=True,
+        **given,
+        **where,
+    )
     kernel = getattr(config, "_attn_implementation", None)
     if kernel not in _OWN_ATTENTION and "attn_implementation" not in given:
         raise UserError(
@@ -278,8 +291,15 @@ def _from_hub(
             " is not run: set attn_implementation in its config.json to eager"
         )
     if published:
-        how = {"config": config, "use_safetensors": True, **rest, **where}
-        model = _fetch(name, auto.from_pretrained, name, **how)
+        model = _fetch(
+            name,
+            auto.from_pretrained,
+            name,
+            config=config,
+            use_safetensors=True,  # a pickle could run code
+            **rest,
+            **where,
+        )
     else:
         model = _fetch(name, auto.from_config, config, **_SAFE)
     processor = _fetch(name, transformers.AutoImageProcessor.from_pretrained, name, **where)
@@ -289,7 +309,8 @@ def _from_hub(
 
 def _processor_view(processor: Any) -> View:
     """What a processor of transformers does to an image, as far as a View can express it."""
-    size, crop = dict(processor.size), dict(getattr(processor, "crop_size", None) or {})
+    size = dict(processor.size)
+    crop = dict(getattr(processor, "crop_size", None) or {})
     how = Resampling(getattr(processor, "resample", None) or 2).name.lower()
     if size.get("shortest_edge") is None:
         return View((int(size["height"]), int(size["width"])), stretch=True, interpolation=how)

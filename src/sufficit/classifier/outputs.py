@@ -26,7 +26,8 @@ def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -
         found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
         if found is None or int(found[2]) != inputs.shape[1]:
             raise
-        wanted, given = int(found[1]), inputs.shape[1]
+        wanted = int(found[1])
+        given = inputs.shape[1]
         way = f"images[:, :{wanted}]" if given > wanted else f"images of {wanted} channels"
         way = f"images.expand(-1, {wanted}, -1, -1)" if given == 1 else way
         way = "images.mean(1, keepdim=True)" if wanted == 1 else way
@@ -42,9 +43,10 @@ def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -
         ) from error
     if isinstance(output, dict):
         output = output.get("logits", next(iter(output.values()), None))
-    output, n = first(getattr(output, "logits", output)), len(inputs)
+    output = first(getattr(output, "logits", output))
+    n = inputs.shape[0]  # unlike a length, it may be unknown while a model is exported
     tensor = isinstance(output, Tensor)
-    if not tensor or output.ndim != 2 or len(output) != n or output.shape[1] < 2:
+    if not tensor or output.ndim != 2 or output.shape[0] != n or output.shape[1] < 2:
         came = list(output.shape) if tensor else type(output).__name__
         raise UserError(
             f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "

@@ -24,7 +24,7 @@ class Block:
 
 
 def copied(classifier: Classifier) -> Classifier:
-    """The same classifier over a copy of its bare model."""
+    """Return the classifier with a copy of its bare model."""
     try:
         return classifier.over(copy.deepcopy(classifier.bare))
     except Exception as error:
@@ -109,7 +109,8 @@ def _joined(blocks: list[Block]) -> Block:
     >>> _joined([Block("encoder.layer_2", ()), Block("encoder.layer_1", ())]).name
     'encoder.layer_2 to layer_1'
     """
-    first, last = blocks[0].name, blocks[-1].name
+    first = blocks[0].name
+    last = blocks[-1].name
     place = first.rpartition(".")[0]
     if place and last.rpartition(".")[0] == place:
         last = last.removeprefix(f"{place}.")
@@ -122,8 +123,9 @@ def _reset(module: nn.Module) -> None:
     reset = getattr(module, "reset_parameters", None)
     with torch.inference_mode(False), torch.no_grad():
         if callable(reset):
-            tensors = (module.parameters(recurse=False), module.buffers(recurse=False))
-            device = next(chain(*tensors)).device
+            # On the CPU, whose generator draws the same numbers on every machine.
+            own = chain(module.parameters(recurse=False), module.buffers(recurse=False))
+            device = next(own).device
             module.to("cpu")
             reset()
             module.to(device)

@@ -28,10 +28,12 @@ Result = TypeVar("Result")
 def code_digest(*made: object) -> str:
     """A short digest of the user's code that defines functions and classes; "" where none does.
 
-    It covers their files and the files beside these that they import, also inside of functions.
+    It covers their files and the files in the same folders that they import, also inside of
+    functions.
     Where the files are does not count. Of installed packages the versions count.
     """
-    files, rest = set[Path](), set[str]()
+    files = set[Path]()
+    rest = set[str]()
     for one in {id(one): one for one in map(_defined, made)}.values():
         try:
             path = Path(inspect.getfile(one)).resolve()  # type: ignore[arg-type]  # refused below
@@ -48,7 +50,7 @@ def code_digest(*made: object) -> str:
 
 
 def identity_of(made: object) -> str:
-    """What tells a function or object of the user's from another one of the same file.
+    """Return a digest that tells a function or object of the user's from others of the same file.
 
     Its code, its name and line, and the numbers and words that it holds.
     """
@@ -94,7 +96,8 @@ def versions_of(model: nn.Module) -> dict[str, str]:
 
 def is_installed(path: Path) -> bool:
     """Whether a file is of Python, of an installed package or of this one."""
-    path, packages = path.resolve(), {"site-packages", "dist-packages"}
+    path = path.resolve()
+    packages = {"site-packages", "dist-packages"}
     homes = (Path(os.__file__).resolve().parent, OURS.resolve())
     return not packages.isdisjoint(path.parts) or any(path.is_relative_to(h) for h in homes)
 
@@ -110,12 +113,15 @@ def _defined(one: object) -> object:
 
 def _with_imports(files: Iterable[Path]) -> set[Path]:
     """The files, and the user's files that they import."""
-    found, own = set(files), [p for p in map(Path, sys.path) if not is_installed(p)]
+    found = set(files)
+    own = [p for p in map(Path, sys.path) if not is_installed(p)]
     invalidate_caches()  # a file may have been written a moment ago
     for file in files:
-        root, name = file.parent, file.stem
+        root = file.parent
+        name = file.stem
         while (root / "__init__.py").exists():
-            root, name = root.parent, f"{root.name}.{name}"
+            name = f"{root.name}.{name}"
+            root = root.parent
         finder = ModuleFinder([str(root), *map(str, own)], excludes=["sufficit"])
         with suppress(SyntaxError, ValueError, OSError, ImportError):  # said when it is imported
             finder.import_hook(name)

@@ -11,7 +11,7 @@ from sufficit.errors import UserError
 from sufficit.outside import literal
 
 COMMANDS = (
-    *("compare", "demo", "evaluate", "explain", "figure", "methods", "report"),
+    *("compare", "demo", "evaluate", "explain", "export", "figure", "methods", "report"),
     *("sanity", "serve", "status", "train_lax", "train_twin"),
 )
 __all__ = ["app", "main"]

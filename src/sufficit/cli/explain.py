@@ -91,7 +91,7 @@ def explain(
     from sufficit.sources import Cut
 
     source = images_in(given_images)
-    classifier = load_model(config, layer=None)
+    classifier = load_model(replace(config, layer=None))
     if target is not None:
         config = replace(config, targets="prediction")
     if config.methods == (RECOMMENDED,):

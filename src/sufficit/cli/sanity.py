@@ -1,5 +1,6 @@
 """`sufficit sanity`."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -45,7 +46,9 @@ def sanity(
     from sufficit.runs.job import load_model
     from sufficit.sanity import check_folder, save_sanity
 
-    classifier = load_model(config, layer=None)  # check_folder looks for the layer in each copy
+    classifier = load_model(
+        replace(config, layer=None)
+    )  # check_folder looks for the layer in each copy
     with resumable(out_folder, NOTHING_KEPT):
         result = check_folder(config, classifier, steps=steps)
         known = {name: getattr(config, name) for name in OPTIONS}

@@ -3,7 +3,7 @@
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -62,7 +62,7 @@ def train_on_folder(
         logger = None if log is None else logger_named(log, folder, named | asdict(options))
         fabric = processes.fabric_for(device, devices, precision, num_nodes, logger)
         where = str(fabric.device) if devices * num_nodes == 1 else "cpu"
-        classifier = load_model(config, device=where, precision="fp32")
+        classifier = load_model(replace(config, device=where, precision="fp32"))
         found = train(classifier, data, folder, options, fabric=fabric, config=named, **further)
         close_logger(logger)
         processes.leave()

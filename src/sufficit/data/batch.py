@@ -7,14 +7,14 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 Sample = frozenset[int] | None
-"""The numbers of some images of a run; None stands for all of them."""
+"""The numbers of some images of a run; None means all of them."""
 
 
 class HasRows(Protocol):
-    """What a batch remembers: something with a row per image."""
+    """A result with a row per image, which a batch can keep and cut."""
 
     def rows(self, some: Sequence[int]) -> Any:
-        """The same of some of the images."""
+        """Return the rows of some of the images."""
 
 
 Known = TypeVar("Known", bound=HasRows)
@@ -41,14 +41,14 @@ class Batch:
         return self.images.shape[2], self.images.shape[3]
 
     def remember(self, key: Hashable, compute: Callable[[], Known]) -> Known:
-        """What is known under a key, computed at the first time."""
+        """Return what is known under a key; compute it at the first call."""
         if key not in self.known:
             self.known[key] = compute()
         found: Any = self.known[key]
         return found  # type: ignore[no-any-return]  # the key says what it is
 
     def for_another_model(self) -> "Batch":
-        """The same images, with nothing known of them."""
+        """Return the same images without the cache, which holds what one model said of them."""
         return replace(self, known={})
 
     def places(self, sample: Sample) -> list[int]:

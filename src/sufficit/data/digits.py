@@ -21,7 +21,8 @@ from sufficit.errors import UserError
 
 SIDE = 64
 HELD_OUT = 1000
-BOXES, COPIES = 4, 3  # at most
+BOXES = 4  # at most
+COPIES = 3  # at most
 PIXELS = 3 * SIDE * SIDE
 CHOICES = 1 + 3 + 1 + 7 * BOXES + 3 * COPIES  # digit, shade, number of boxes, boxes, copies
 BULK_CHOICES = 1 + 7 * BOXES + 6  # number of boxes, boxes, the digit's side and place, its shade
@@ -65,7 +66,8 @@ def draw_digits(
     strokes, labels = embedded_digits(held_out)
     drawn = torch.rand(n, PIXELS + CHOICES, generator=torch.Generator().manual_seed(seed))
     images = 0.6 * drawn[:, :PIXELS].view(n, 3, SIDE, SIDE)
-    ink, shade = torch.zeros(n, copies, SIDE, SIDE), torch.zeros(n, 3, 1, 1)
+    ink = torch.zeros(n, copies, SIDE, SIDE)
+    shade = torch.zeros(n, 3, 1, 1)
     chosen = torch.zeros(n, copies, dtype=torch.long)
     for i, row in enumerate(drawn[:, PIXELS:].tolist()):
         chance = iter(row)
@@ -74,6 +76,7 @@ def draw_digits(
             chosen[i, 1:] = second(labels, chosen[i, :1], torch.tensor(row[-1:]))
         shade[i] = 0.8 + 0.2 * _colour(chance)
         count = _whole(chance, 0, BOXES + 1)
+        # Every image draws for all boxes, so that what comes after has the same chances.
         for box in range(BOXES):
             h, w = _whole(chance, 4, 25), _whole(chance, 4, 25)
             y, x = _whole(chance, 0, SIDE - h), _whole(chance, 0, SIDE - w)
@@ -84,7 +87,8 @@ def draw_digits(
         for copy, digit in enumerate(chosen[i].tolist()):
             side = _whole(chance, 20, min(room, 40) + 1)
             y, x = _whole(chance, 0, SIDE - side + 1), _whole(chance, 0, room - side + 1)
-            left, stroke = copy * room + x, strokes[digit, None, None]
+            left = copy * room + x
+            stroke = strokes[digit, None, None]
             scaled = F.interpolate(stroke, (side, side), mode="bilinear", antialias=True)
             ink[i, copy, y : y + side, left : left + side] = scaled[0, 0].clamp(0, 1)
     images = torch.lerp(images, shade, ink.amax(1, keepdim=True))
@@ -108,7 +112,8 @@ def compose_all(
 
     Return bytes [n,3,64,64], labels [n] and the digits' pixels, bool [n,64,64].
     """
-    images, masks = [], []
+    images = []
+    masks = []
     rows = torch.arange(n, device=labels.device)
     for some in rows.split(_CHUNK):
         made, ink = compose(strokes[some % len(labels), None], some, salt_of(key))
@@ -137,7 +142,8 @@ def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor
         inside = (line >= corner[..., None]) & (line < (corner + sides)[..., None])  # [n,2,64]
         area = inside[:, 0, :, None] & inside[:, 1, None, :] & (count > box)[:, None, None]
         images = torch.where(area[:, None], colour, images)
-    room, inks = SIDE // digits, []
+    room = SIDE // digits
+    inks = []
     for digit in range(digits):
         side = wholes(next(chance), 20, min(room, 40) + 1)
         corner = torch.stack([wholes(next(chance), 0, r - side + 1) for r in (SIDE, room)], 1)
@@ -158,6 +164,7 @@ def chances(numbers: Tensor, k: int, salt: int) -> Tensor:
     columns = torch.arange(k, device=numbers.device)
     start = torch.tensor(salt + 1, device=numbers.device) * _MIX[1]  # wraps, as all of it does
     state = (numbers[:, None] * k + columns) * _MIX[0] + start
+    # torch has no unsigned shift: the mask clears the copies of the sign that >> shifts in.
     state = (state ^ (state >> 30 & (1 << 34) - 1)) * _MIX[1]
     state = (state ^ (state >> 27 & (1 << 37) - 1)) * _MIX[2]
     state = state ^ (state >> 31 & (1 << 33) - 1)

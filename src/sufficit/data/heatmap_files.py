@@ -38,7 +38,8 @@ class HeatmapFile:
             raise UserError(f"no heatmap file at {path}: check the path")
         if path.suffix not in (".npz", ".safetensors"):
             raise UserError(f"heatmaps must be a .npz or .safetensors file, got {path.name}")
-        self.path, self._closing = path, ExitStack()
+        self.path = path
+        self._closing = ExitStack()
         self._shares: dict[str, str] = {}  # key -> the member that holds its share
         self._members: dict[str, Any]  # of a .npz, with what the archive says about each
         try:
@@ -99,6 +100,7 @@ class HeatmapFile:
     def digest(self) -> str:
         """A short hash of the file's heatmaps."""
         if self.path.suffix == ".npz":
+            # The archive has a checksum of each array, so that none need be unpacked.
             known = [(name, info.CRC, info.file_size) for name, info in self._members.items()]
             return sha256(repr(known).encode()).hexdigest()[:16]
         with self._local.open("rb") as file:
@@ -171,6 +173,7 @@ def heatmap_writer(path: Path) -> Iterator[Write]:
 
 
 def _write_npy(archive: ZipFile, name: str, array: Any) -> None:
+    # Not numpy's savez, which holds all arrays in memory at once.
     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
         np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 

@@ -71,6 +71,7 @@ class ImageFile:
         """The folder that the name is relative to, or the larger file."""
         if self.inside:
             return self.path
+        # A name may have more parts than the path has folders, as that of a file of a pattern.
         above = self.path.parents
         return above[min(self.name.count("/"), len(above) - 1)]
 
@@ -107,7 +108,7 @@ class ImageFile:
     @property
     def fault(self) -> str:
         """Why it can't be read whole, if that is known before it is opened."""
-        if self.problem or not (self.size == 0 or self.size > MOST_IMAGE):
+        if self.problem or 0 < self.size <= MOST_IMAGE or self.size < 0:
             return self.problem
         return f"a file of {self.size} bytes, the limit is {MOST_IMAGE}"
 
@@ -161,6 +162,8 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
             else:
                 yield below(start + entry, next(deeper), f"{inside}{name}/", label or name)
 
+    # A stack of generators, one per open folder: the images come in the order of their paths, and
+    # nothing but the names in these folders is in memory.
     top = str(root)
     listed = _listed_remote(top) if is_remote(root) else local(top)
     open_folders = [below(top, listed, "", None)]  # no recursion: there may be thousands of levels
@@ -176,9 +179,11 @@ def images_below(root: Path, warned: set[str]) -> Iterator[ImageFile]:
 
 def _listed(root: Path, warned: set[str], linked: set[Path], folder: str) -> _Listed:
     """What is in a folder below the root; nothing if it is a link that is not followed."""
-    files, folders = dict[str, tuple[int, str]](), set[str]()
+    files = dict[str, tuple[int, str]]()
+    folders = set[str]()
     if folder != str(root) and Path(folder).is_symlink():
-        top, target = root.resolve(), Path(folder).resolve()
+        top = root.resolve()
+        target = Path(folder).resolve()
         if target in linked or target.is_relative_to(top) or top.is_relative_to(target):
             return files, folders
         linked.add(target)
@@ -248,6 +253,7 @@ def files_named(data: Path, suffix: str) -> list[Path]:
     if data.suffix != suffix:
         return []
     paths = [path for name in expand(str(data)) for path in _matching(name)]
+    # On object storage each question is a request, so several are sent at a time.
     for path, there in zip(paths, ahead(lambda path: path.is_file(), paths), strict=True):
         if not there and path == data and path.is_dir():
             return []
@@ -280,7 +286,8 @@ def expand(pattern: str) -> list[str]:
     if math.prod(max(0, count) for count in counts) > MOST_FILES:
         raise UserError(f"{pattern} names more than {MOST_FILES} files: give a smaller range")
     low, high = found.groups()
-    head, tails = pattern[: found.start()], expand(pattern[found.end() :])
+    head = pattern[: found.start()]
+    tails = expand(pattern[found.end() :])
     numbers = (f"{n:0{len(low)}d}" for n in range(int(low), int(high) + 1))
     return [head + number + tail for number in numbers for tail in tails]
 
@@ -385,7 +392,9 @@ def while_there(root: Path, folder: Path | None = None) -> Iterator[None]:
 def check_there(root: Path, error: BaseException, *, may_be_empty: bool = False) -> None:
     """Raise GoneError if a read error means that the folder or shard is gone, not one bad file."""
     cause = error if isinstance(error, OSError) else error.__cause__
-    number, reason = getattr(cause, "errno", None), getattr(cause, "strerror", None)
+    # Pillow's errors have the one of the disk as their cause.
+    number = getattr(cause, "errno", None)
+    reason = getattr(cause, "strerror", None)
     broken = errno.errorcode.get(number or 0) in BROKEN
     if not broken and _can_be_read(root, may_be_empty):
         return

@@ -65,6 +65,7 @@ SourceImage = ImageFile | ImageTensor
 def drawn(images: Iterable[SourceImage], count: int, seed: int) -> list[SourceImage]:
     """So many of the images, in their order; seed and names decide which, not the order."""
 
+    # A hash of each name, so that the same images are drawn when others are added or listed first.
     def key(one: tuple[int, SourceImage]) -> bytes:
         return blake2b(f"{seed}/{one[1].name}".encode(errors="surrogateescape")).digest()
 
@@ -112,7 +113,7 @@ class ImageSource:
 
 @dataclass(frozen=True)
 class Listing:
-    """The images that a path names, listed while it is iterated over, each time anew."""
+    """The images that a path names. Each iteration lists them again, as it goes."""
 
     root: Path
     image_column: str | None = None
@@ -121,24 +122,27 @@ class Listing:
     _warned: set[str] = field(default_factory=set)
 
     def __iter__(self) -> Iterator[ImageFile]:
-        escaped, none = set[str](), True
+        escaped = set[str]()
+        is_empty = True
         for image in self._listed():
-            none = False
+            is_empty = False
             if "\\x" in image.name:
                 if image.name in escaped:
                     alike = f"two images in {self.root} have names that are written alike"
                     raise UserError(f"{alike} ({image.name}): rename one")
                 escaped.add(image.name)
             yield image
-        if none:
+        if is_empty:
             kinds = f"{', '.join(SUFFIXES)}, .tar or .parquet"
             raise UserError(f"no images in {self.root}: expected files ending in {kinds}")
 
     def _listed(self) -> Iterator[ImageFile]:
-        root, columns = self.root, (self.image_column, self.label_column)
+        root = self.root
+        names_columns = self.image_column is not None or self.label_column is not None
         if is_remote(root):
             root.fs.invalidate_cache()  # hf:// keeps what it listed before
-        shards, tables = files_named(root, ".tar"), files_named(root, ".parquet")
+        shards = files_named(root, ".tar")
+        tables = files_named(root, ".parquet")
         if not shards and not tables and not root.is_dir():
             if is_remote(root) and root.lacks_bucket():
                 raise UserError(
@@ -150,9 +154,9 @@ class Listing:
             token = "; a private data set needs HF_TOKEN" if str(root).startswith("hf://") else ""
             raise UserError(f"no folder of images at {root}: give {kinds}{token}")
         # A data set of the Hub may have some pictures for its page next to its parquet files.
-        if not shards and not tables and (any(columns) or str(root).startswith("hf://")):
+        if not shards and not tables and (names_columns or str(root).startswith("hf://")):
             tables = tables_below(root)
-        if any(columns) and not tables:
+        if names_columns and not tables:
             raise UserError(
                 f"{root} is no parquet file and holds none: leave out image_column and label_column"
             )
@@ -163,7 +167,7 @@ class Listing:
             shards = sorted(root.glob("*.tar"), key=str)
             tables = [] if shards else tables_below(root)
         if tables:
-            return images_of_tables(tables, *columns, self.classes)
+            return images_of_tables(tables, self.image_column, self.label_column, self.classes)
         return images_of_shards(shards)
 
 
@@ -200,11 +204,12 @@ def plain_name(name: str) -> str:
 
 def class_forms(classes: Sequence[str]) -> dict[str, list[int]]:
     """The numbers of the classes that have a name, to the letter or written plainly."""
-    exact, plain = dict[str, list[int]](), dict[str, list[int]]()
+    exact = dict[str, list[int]]()
+    plain = dict[str, list[int]]()
     for number, name in enumerate(classes):
         exact.setdefault(name, []).append(number)
         plain.setdefault(plain_name(name), []).append(number)
-    return plain | exact
+    return plain | exact  # names to the letter win over those written plainly
 
 
 def class_named(word: str, forms: Mapping[str, list[int]]) -> int | None:

@@ -5,8 +5,9 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -54,18 +55,17 @@ class Unit:
 
 @dataclass(frozen=True)
 class Item:
-    """An entry, and its image as the model sees it."""
+    """An entry, its image as the model sees it, and where its object is, if that is read too."""
 
     entry: Entry
     pixels: Tensor  # [C,H,W]
+    truth: Tensor | None = None  # [H,W]
+    problem: str = ""  # why its truth cannot be used
 
     @property
     def name(self) -> str:
         """The image's name."""
         return self.entry.image.name
-
-
-T = TypeVar("T", bound=Item)
 
 
 def decode_entry(view: View | None, entry: Entry) -> Item:
@@ -74,17 +74,19 @@ def decode_entry(view: View | None, entry: Entry) -> Item:
 
 
 @dataclass
-class ImageLoader(Generic[T]):
+class ImageLoader:
     """Reads images of one size in several threads, and records those it cannot read."""
 
-    read: Callable[[Entry], T]  # called in several threads
+    read: Callable[[Entry], Item]  # called in several threads
     on_error: OnError = "skip"
     one_size: bool = True  # over all units; False: within each unit
     threads: int = 0  # at most; 0 for one per core, up to THREADS
     skipped: dict[str, str] = field(default_factory=dict)  # name -> why it could not be read
     sizes: dict[tuple[int, ...], str] = field(default_factory=dict)  # one image of each size
+    _reading: dict[int, Future[list[Item]]] = field(default_factory=dict)  # by the unit's number
+    _in_background: int = 1  # threads
 
-    def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[T]:
+    def items(self, entries: Iterable[Entry], threads: int | None = None) -> list[Item]:
         """The entries that can be read, in order; raise if their sizes differ."""
         known = downloaded(list(entries))
         with ThreadPoolExecutor(threads or self.threads or THREADS) as pool:
@@ -98,32 +100,39 @@ class ImageLoader(Generic[T]):
         check_sizes(self.sizes)
         return items
 
-    def ahead(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[T]]]:
-        """Each unit with its items; the next one is read in the background meanwhile.
+    def read_unit(self, unit: Unit, following: Unit | None = None) -> list[Item]:
+        """The items of a unit; the following one is read in the background meanwhile.
 
         Threads that decode slow down the one that feeds a GPU. So all of them read the first unit,
         for which everything waits, then one does, and twice as many whenever that was too slow.
         """
-        threads = most = self.threads or THREADS
-        before: tuple[Unit, Future[list[T]]] | None = None
-        with ThreadPoolExecutor(1) as pool:
-            for number, unit in enumerate(units):
-                read = None
-                if before is not None:
-                    late = not before[1].done()
-                    read = before[0], before[1].result()
-                    threads = 1 if number == 1 else min(most, threads * (1 + late))
-                before = unit, pool.submit(self.items, unit.entries, threads)
-                if read is not None:
-                    yield read
-            if before is not None:
-                yield before[0], before[1].result()
+        reading = self._reading.pop(unit.number, None)
+        if reading is None:
+            items = self.items(unit.entries)
+        else:
+            is_late = not reading.done()
+            items = reading.result()
+            if is_late:
+                self._in_background = min(self.threads or THREADS, 2 * self._in_background)
+        if following is not None:
+            pool = ThreadPoolExecutor(1)
+            found = pool.submit(self.items, following.entries, self._in_background)
+            self._reading = {following.number: found}
+            pool.shutdown(wait=False)  # its thread ends with the unit
+        return items
+
+    def ahead(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[Item]]]:
+        """Each unit with its items; the next one is read in the background meanwhile."""
+        self._reading = {}  # of an iteration that was not finished
+        for unit, following in pairwise(chain(units, [None])):
+            assert unit is not None  # None is the last
+            yield unit, self.read_unit(unit, following)
 
     def dropped(self, unit: Unit) -> dict[str, str]:
         """The images of a unit that could not be read, with the reason; clears their record."""
         return {name: self.skipped.pop(name) for name in unit.names if name in self.skipped}
 
-    def _try(self, entry: Entry) -> T | str:
+    def _try(self, entry: Entry) -> Item | str:
         try:
             return self.read(entry)
         except (BadImageError, HeatmapError, OSError) as error:
@@ -281,7 +290,10 @@ def _fetch(asked: tuple[Path, Sequence[ImageFile]]) -> list[Download]:
     """The images of one request."""
     path, run = asked
     assert is_remote(path)  # the caller asked
-    first, last, problem, contents = run[0], run[-1], "", [b""] * len(run)
+    first = run[0]
+    last = run[-1]
+    problem = ""
+    contents = [b""] * len(run)  # of images whose request fails
     try:
         with while_there(first.root):
             if first.inside:

@@ -28,7 +28,7 @@ NUMBERS = ("size", "start")
 FILE = "file"  # as bytes, because a file's name need not be text
 MANIFEST = "manifest.parquet"
 GROUP = 256  # units that are read at a time
-HELD = 4  # groups in memory
+HELD = 4  # groups in memory, so that memory does not grow with the number of images
 
 
 class Manifest:
@@ -47,7 +47,10 @@ class Manifest:
     ) -> None:
         from pyarrow import parquet
 
-        self.path, self.numbers, self.target, self.tensors = path, numbers, target, tensors
+        self.path = path
+        self.numbers = numbers
+        self.target = target
+        self.tensors = tensors
         try:
             self._file = parquet.ParquetFile(path)
         except (OSError, ValueError) as error:  # pyarrow's errors are both
@@ -59,6 +62,7 @@ class Manifest:
         self.images: int = facts["images"]
         self.words: list[str] = facts["words"]  # class folders or labels
         self.loose = facts["loose"], facts["first_loose"]  # images without one
+        # pyarrow's file has one position, and several threads read.
         self._read = partial(_read_group, self._file, Lock())
         self._group = lru_cache(HELD)(self._read)
 
@@ -76,7 +80,7 @@ class Manifest:
         return self._with(path=path)
 
     def _with(self, **changed: Any) -> "Manifest":
-        """A copy that shares the open file."""
+        """A copy that shares the open file, whose temporary folder goes with it."""
         found = object.__new__(Manifest)
         found.__dict__ = self.__dict__ | changed
         return found
@@ -104,7 +108,7 @@ class Manifest:
         return found
 
     def digests(self) -> list[str]:
-        """What tells each unit from another: names, sizes, versions and labels of its images."""
+        """Return a digest of each unit: names, sizes, versions and labels of its images."""
         return [str(one) for one in self._column("digest")]
 
     def save(self, path: Path) -> None:
@@ -125,8 +129,9 @@ class Manifest:
             if kind is None:
                 image: SourceImage = self.tensors[number]
             else:
-                known: dict[str, Any] = {f: row[f][k] for f in KINDS[kind].__match_args__}
-                image = KINDS[kind](**known | {FILE: os.fsdecode(known[FILE])})
+                fields: dict[str, Any] = {f: row[f][k] for f in KINDS[kind].__match_args__}
+                fields[FILE] = os.fsdecode(fields[FILE])
+                image = KINDS[kind](**fields)
             yield Entry(number, image, self._label(row["folder"][k]))
 
     def _label(self, word: str | None) -> int | None:
@@ -167,7 +172,8 @@ class Units:
 
     def images_in(self, some: Iterable[int]) -> int:
         """The number of images of some units."""
-        unit, n = self.entries.unit, self.images
+        unit = self.entries.unit
+        n = self.images
         return sum(min(unit, n - number * unit) for number in some)
 
 
@@ -201,7 +207,9 @@ def _write(path: Path, images: Iterable[SourceImage], unit: int) -> list[ImageTe
     lists = {name: pyarrow.list_(one) for name, one in types.items()}
     schema = pyarrow.schema({"digest": pyarrow.string(), **lists})
     facts: dict[str, Any] = {"unit": unit, "images": 0, "loose": 0, "first_loose": None}
-    words, tensors, rest = set[str](), list[ImageTensor](), iter(images)
+    words = set[str]()
+    tensors = list[ImageTensor]()
+    rest = iter(images)
     with writing(path) as part, parquet.ParquetWriter(part, schema) as writer:
         while some := list(islice(rest, GROUP * unit)):
             columns = {name: [getattr(one, name, None) for one in some] for name in types}
@@ -215,6 +223,7 @@ def _write(path: Path, images: Iterable[SourceImage], unit: int) -> list[ImageTe
             }
             known = ("name", "size", "folder", "version")
             told = list(zip(*(columns[name] for name in known), strict=True))
+            # One digest per unit: to resume, a million images need not be compared one by one.
             digests = [sha256(repr(told[a:b]).encode()) for a, b in pairwise(starts)]
             table["digest"] = pyarrow.array([one.hexdigest()[:16] for one in digests])
             writer.write_table(pyarrow.table(table, schema))

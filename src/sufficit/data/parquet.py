@@ -80,7 +80,7 @@ class Columns:
 
 @dataclass(frozen=True)
 class _Rows:
-    """What the list of images needs of a parquet file."""
+    """The columns, groups, paths and labels of a parquet file, of which images are listed."""
 
     columns: Columns
     groups: tuple[tuple[int, int], ...]  # rows, and bytes of the images
@@ -108,6 +108,7 @@ def images_of_tables(
         return _rows_of(path, image_column, label_column)
 
     remote = any(is_remote(path) for path in paths)
+    # Footers on object storage are read several at a time.
     tables = list(ahead(read, paths) if remote else map(read, paths))
     for path, table in zip(paths, tables, strict=True):
         if table.columns.names != tables[0].columns.names:
@@ -117,7 +118,9 @@ def images_of_tables(
         classes[:] = tables[0].columns.names or ()
     named = _are_names([table.paths for table in tables])
     for path, short, table in zip(paths, names_in_common(paths), tables, strict=True):
-        file, stem, at = str(path), short.removesuffix(".parquet"), 0
+        file = str(path)
+        stem = short.removesuffix(".parquet")
+        at = 0  # the first row of a group
         for rows, size in table.groups:
             some = slice(at, at + rows)
             names = table.paths[some].to_pylist() if named else None
@@ -125,8 +128,15 @@ def images_of_tables(
             for row, label in enumerate(labels, at):
                 name = f"{stem}/{row}" if names is None else names[row - at]
                 word = _word(label, table.columns.names, path)
-                known = (size // max(rows, 1), table.version, row, table.columns.image)
-                yield ParquetImage(file, name, word, "", *known)
+                yield ParquetImage(
+                    file,
+                    name,
+                    word,
+                    size=size // max(rows, 1),
+                    version=table.version,
+                    start=row,
+                    column=table.columns.image,
+                )
             at += rows
 
 
@@ -163,6 +173,7 @@ def choose_columns(
     if image_column is None:
         marked = [name for name in images if features.get(name, {}).get("_type") == "Image"]
         nested = [name for name in images if images[name] != name]
+        # Those that the data set calls images, else structs of bytes and path, else any bytes.
         options = marked or nested or list(images)
         if len(options) != 1:
             found = f"{len(options)} columns that may be" if options else "no column of"
@@ -181,7 +192,8 @@ def choose_columns(
         raise _wrong(path, what, fields, "label_column", "ANOTHER")
     label = label_column or next((name for name in LABELS if name in labels), None)
     names = features.get(label, {}).get("names") if label else None
-    kind, nested_path = fields[image_column], None
+    kind = fields[image_column]
+    nested_path = None
     if images[image_column] != image_column and kind.get_field_index("path") >= 0:
         nested_path = f"{image_column}.path"
     known = tuple(str(name) for name in names) if isinstance(names, list) else None

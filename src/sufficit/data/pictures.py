@@ -102,7 +102,8 @@ def _check_sums(content: bytes) -> None:
     place = 8
     while place + 12 <= len(content):
         end = place + 8 + int.from_bytes(content[place : place + 4])
-        kind, found = content[place + 4 : place + 8], content[end : end + 4]
+        kind = content[place + 4 : place + 8]
+        found = content[end : end + 4]
         wanted = zlib.crc32(memoryview(content)[place + 4 : end]) if kind in CRITICAL else None
         if wanted is not None and len(found) == 4 and int.from_bytes(found) != wanted:
             raise BadImageError(f"not a readable image (wrong checksum of {kind.decode()})")

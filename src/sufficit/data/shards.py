@@ -65,7 +65,7 @@ class _File:
 
     @property
     def suffix(self) -> str:
-        """In lower case."""
+        """Return the last suffix of the name, in lower case."""
         return PurePosixPath(self.name).suffix.lower()
 
 
@@ -79,9 +79,11 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
     samples = ahead(_samples_in, paths) if remote else map(_samples_in, paths)
     words: dict[str, str] = {}  # so that each label is one string in memory
     for path, short, (version, found) in zip(paths, names_in_common(paths), samples, strict=True):
-        file, taken = str(path), set[str]()
+        file = str(path)
+        taken = set[str]()
         for sample, word in found:
             label = None if word is None else words.setdefault(word, word)
+            # Other samples have labels, so that of this one is behind the cut.
             lost = bool(sample[-1].cut and label is None and words)
             for one in sample:
                 if one.suffix not in SUFFIXES and not one.cut:

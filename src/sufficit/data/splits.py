@@ -32,7 +32,8 @@ class Folder:
 
     def digest(self) -> str:
         """A short hash of exactly these images, labels and parts."""
-        facts, known = ("name", "size", "version"), []
+        facts = ("name", "size", "version")
+        known = []
         for part in (self.training, self.validation):
             images = [[getattr(one.image, fact, "") for fact in facts] for one in part]
             labels = tuple(one.label for one in part) if self.target == "label" else None
@@ -94,7 +95,9 @@ def evenly(
     """
     known = labels.tolist() if isinstance(labels, Tensor) else labels
     order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
-    sizes, drawn, keys = Counter(known), Counter[int](), []
+    sizes = Counter(known)
+    drawn = Counter[int]()
+    keys = []
     for place, row in enumerate(order.tolist()):
         rank = drawn[known[row]]  # among the images of its class
         drawn[known[row]] += 1

@@ -31,7 +31,9 @@ from sufficit.data.pictures import read_mask, seen, upright_size
 from sufficit.errors import UserError, changed
 from sufficit.files import is_remote, place, read_json, read_limited
 
-OBJECT, BOX = 2, 1  # in a truth: the object's pixels, the others in its box; 0 is outside
+# The values of a truth; 0 is outside.
+OBJECT = 2  # the object's own pixels
+BOX = 1  # the other pixels of its box
 ALIKE = 1.02  # proportions of a mask and its image may differ by this factor, from rounding
 MOST_BYTES = 2**30  # of a list of boxes; COCO's own have 2**29
 MOST_XML = 2**22  # of the XML of one image
@@ -74,7 +76,7 @@ class TruthMasks:
         return with_boxes((self.masks[entry.number] > 0).cpu()[None])[0]
 
     def digest(self) -> str:
-        """What tells this truth from another."""
+        """Return a digest of the masks."""
         return digest(self.masks)
 
 
@@ -146,7 +148,8 @@ class TruthFiles:
 
     def read(self, entry: Entry, view: View | None) -> Tensor:
         """The truth of an image as the model sees it, all 0 where none is known: uint8 [H,W]."""
-        image, key = entry.image, self.key(entry.image.name)
+        image = entry.image
+        key = self.key(entry.image.name)
         try:
             if isinstance(image, ImageTensor):
                 size = image.pixels.shape[1], image.pixels.shape[2]
@@ -161,7 +164,7 @@ class TruthFiles:
             raise TruthError(f"its truth in {self.path.name}: {error}") from error
 
     def digest(self) -> str:
-        """What tells this truth from another: names with boxes, or with size and time of masks."""
+        """Return a digest of the names with their boxes, or with size and time of their masks."""
         return _digest(self.records)
 
 
@@ -198,6 +201,7 @@ def with_boxes(masks: Tensor) -> Tensor:
     masks = masks.bool()
     across, down = masks.any(1), masks.any(2)  # [N,W], [N,H]
 
+    # From the first True of a line to the last: at or after a True, and at or before one.
     def between(line: Tensor) -> Tensor:
         return line.int().cummax(1).values & line.flip(1).int().cummax(1).values.flip(1)
 
@@ -224,6 +228,7 @@ def _mask(file: ImageFile, size: tuple[int, int], view: View | None) -> Image.Im
     except BadImageError as error:
         raise BadImageError(f"{file.name}: {error}") from error
     values = np.asarray(picture)
+    # In a palette every number but 0 is an object, and so it is where the largest number is 1.
     grey = picture.mode not in ("1", "P") and values.max(initial=0) > 1
     h, w = values.shape
     crop = None if view is None else view.crop
@@ -252,7 +257,7 @@ def _drawn(boxes: Sequence[Box], size: tuple[int, int], label: str | None) -> Im
 
 
 def _as_seen(picture: Image.Image, view: View | None) -> Tensor:
-    """What the model sees of a grey picture, to the nearest pixel: bool [H,W]."""
+    """Return the part of a grey picture that the model sees, to the nearest pixel: bool [H,W]."""
     if view is not None:
         picture = seen(picture, replace(view, interpolation="nearest-exact"))
     return torch.from_numpy(np.asarray(picture) > 0)
@@ -289,9 +294,8 @@ def _read_coco(path: Path) -> _Rows:
         names = {image["id"]: _text(image["file_name"]) for image in content["images"]}
         kinds = {kind["id"]: _text(kind["name"]) for kind in content.get("categories", ())}
         for one in content["annotations"]:
-            x, y, width, height = one["bbox"]
-            box = _box(path, x, y, width, height, kinds.get(one.get("category_id"), ""))
-            yield names[one["image_id"]], box
+            category = kinds.get(one.get("category_id"), "")
+            yield names[one["image_id"]], _box(path, one["bbox"], category)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
@@ -302,9 +306,10 @@ def _read_coco(path: Path) -> _Rows:
 
 
 def _read_voc(folder: Path) -> _Rows:
-    """One file per image, found by its name; pixels are counted from 1, and the last is inside."""
+    """Boxes of one file per image, found by its name."""
     for path in sorted(chain(folder.glob("*.xml"), folder.glob("*/*.xml"))):
-        name, text = path.relative_to(folder).as_posix(), read_limited(path, MOST_XML, _text_of)
+        name = path.relative_to(folder).as_posix()
+        text = read_limited(path, MOST_XML, _text_of)
         if "<!DOCTYPE" in text or "<!ENTITY" in text:
             raise UserError(f"{path} declares a DOCTYPE or entities, which is refused: remove them")
         try:
@@ -318,7 +323,9 @@ def _read_voc(folder: Path) -> _Rows:
                 raise UserError(f"{path}: an object has no bndbox with xmin, ymin, xmax and ymax")
             left, top, right, bottom = (_number(path, side) for side in sides)
             kind = (one.findtext("name") or "").strip()
-            yield name, _box(path, left - 1, top - 1, right - left + 1, bottom - top + 1, kind)
+            # Pixels are counted from 1, and the last one is inside.
+            box = (left - 1, top - 1, right - left + 1, bottom - top + 1)
+            yield name, _box(path, box, kind)
 
 
 def _read_csv(path: Path) -> _Rows:
@@ -327,17 +334,18 @@ def _read_csv(path: Path) -> _Rows:
         if missing := [head for head in CSV_HEADS if head not in (rows.fieldnames or ())]:
             raise UserError(f"{path} has no column {missing[0]!r}: give {', '.join(CSV_HEADS)}")
         for row in rows:
-            box = _box(path, *(row[head] for head in CSV_HEADS[1:]), row.get("category") or "")
-            yield _text(row["image"]), box
+            sides = [row[head] for head in CSV_HEADS[1:]]
+            yield _text(row["image"]), _box(path, sides, row.get("category") or "")
     except csv.Error as error:
         raise UserError(f"{path} could not be read as CSV: {error}") from error
 
 
-def _box(path: Path, *given: Any) -> Box:
-    x, y, width, height = (_number(path, side) for side in given[:4])
+def _box(path: Path, sides: Sequence[Any], category: str) -> Box:
+    """A box of (x, y, width, height); raise unless these are numbers of pixels."""
+    x, y, width, height = (_number(path, side) for side in sides)
     if width < 0 or height < 0:
         raise UserError(f"{path}: a box must have width and height, got {width:g} x {height:g}")
-    return Box(x, y, width, height, str(given[4]) if len(given) > 4 else "")
+    return Box(x, y, width, height, category)
 
 
 def _number(path: Path, value: Any) -> float:

@@ -61,7 +61,8 @@ def generic_attribution(
             so_far = torch.eye(block.shape[1], device=block.device).expand_as(block)
         return so_far + block @ so_far
 
-    mode, fold = WrittenAttention(), AttentionFold(len(images), "generic-attribution", added)
+    mode = WrittenAttention()
+    fold = AttentionFold(len(images), "generic-attribution", added)
     with torch.enable_grad(), classifier.in_eval_mode():
         inputs = classifier.normalize(images).requires_grad_()
         goal = target_sum(classifier, inputs, targets, mode)
@@ -88,7 +89,9 @@ class AttentionFold:
     def __init__(
         self, images: int, method: str, fold: Callable[[Tensor | None, Tensor], Tensor]
     ) -> None:
-        self.images, self.method, self.fold = images, method, fold
+        self.images = images
+        self.method = method
+        self.fold = fold
         self.tokens: Tensor | None = None  # [N,T,T]
         self.pool: Tensor | None = None  # [N,1,T] of a model that pools its tokens by attention
 
@@ -184,6 +187,7 @@ class WrittenAttention(TorchFunctionMode):
         """The matrix product of two activations."""
         return one @ other
 
+    # The parameters are torch's own, of the functions that these methods replace.
     def attention(
         self,
         query: Tensor,

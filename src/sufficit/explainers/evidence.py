@@ -3,7 +3,7 @@
 Nothing here is trained, so it holds for every class that the classifier has.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass, fields
 from functools import partial
@@ -11,6 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from sufficit.classifier import layers
 from sufficit.classifier.classifier import Classifier
@@ -24,7 +25,14 @@ CHANNELS = 3  # of the evidence for a class
 LOOKED_AT = 2  # images by which the head is found
 CLOSE = 1e-3  # relative distance of two vectors that count as equal
 MOST_VALUES = 2**28  # of the evidence for all classes, computed at a time
-ACTIVATIONS = {"none": lambda cells: cells, "relu": torch.relu}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "none": lambda cells: cells,
+    "relu": F.relu,
+    "relu6": F.relu6,
+    "silu": F.silu,
+    "gelu": F.gelu,
+    "hardswish": F.hardswish,
+}
 """What some models apply to the features, as a function, before they take the mean."""
 
 
@@ -126,15 +134,15 @@ def evidence_for(cells: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
     """
     h, w = cells.shape[2:]
     together = max(1, MOST_VALUES // (len(weight) * h * w))
-    found = []
-    for some, goals in zip(cells.split(together), targets.split(together), strict=True):
-        every = torch.einsum("nkhw,ck->nchw", some, weight.to(some.dtype)).float()
-        index = goals.view(-1, 1, 1, 1).expand(-1, 1, h, w)
-        own = every.gather(1, index)
-        lead = own - every.scatter(1, index, -torch.inf).amax(1, keepdim=True)
-        log_share = own - every.logsumexp(1, keepdim=True)
-        found.append(torch.cat([standardized(own), standardized(lead), log_share / 10], 1))
-    return torch.cat(found)
+    if not torch.compiler.is_compiling() and len(cells) > together:
+        parts = zip(cells.split(together), targets.split(together), strict=True)
+        return torch.cat([evidence_for(some, weight, goals) for some, goals in parts])
+    every = torch.einsum("nkhw,ck->nchw", cells, weight.to(cells.dtype)).float()
+    index = targets.view(-1, 1, 1, 1).expand(-1, 1, h, w)
+    own = every.gather(1, index)
+    lead = own - every.scatter(1, index, -torch.inf).amax(1, keepdim=True)
+    log_share = own - every.logsumexp(1, keepdim=True)
+    return torch.cat([standardized(own), standardized(lead), log_share / 10], 1)
 
 
 def standardized(maps: Tensor) -> Tensor:

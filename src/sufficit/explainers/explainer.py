@@ -96,9 +96,14 @@ class Explainer:
     @property
     def takes(self) -> dict[str, Option]:
         """Every option, the sign last."""
-        sign = Option(self.sign, "keep the positive part or the absolute value", None, None,
-                      ("positive", "absolute"))  # fmt: skip
-        return {**self.options, **({"sign": sign} if self.signed else {})}
+        if not self.signed:
+            return {**self.options}
+        sign = Option(
+            self.sign,
+            "keep the positive part or the absolute value",
+            choices=("positive", "absolute"),
+        )
+        return {**self.options, "sign": sign}
 
     @property
     def settings(self) -> dict[str, Value]:

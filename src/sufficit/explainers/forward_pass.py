@@ -40,7 +40,8 @@ class Pass:
     def gradients(self, scores: Tensor, *, last: bool) -> Tensor:
         """Gradients of each image's score: [N] -> [N,K,h,w]. The `last` call frees the graph."""
         with torch.autocast(scores.device.type, enabled=False):
-            total, keep = scores.sum(), not last
+            total = scores.sum()
+            keep = not last
             (found,) = torch.autograd.grad(total, self.leaf, retain_graph=keep, allow_unused=True)
         if found is None:
             wrong = f"the logits do not depend on layer {self.layer!r}"
@@ -88,7 +89,8 @@ def _run(
     copy: bool = False,
 ) -> Pass:
     output: Any = None
-    leaf, version = torch.empty(0), 0
+    leaf = torch.empty(0)
+    version = 0
     seen: dict[str, tuple[Any, Tensor, int]] = {}  # an earlier layer's output, its tensor, version
     given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
@@ -101,7 +103,8 @@ def _run(
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise UserError(f"a layer must give a tensor of floats, got {came}: choose another")
-        output, leaf = found, tensor.detach().requires_grad_(differentiate)
+        output = found
+        leaf = tensor.detach().requires_grad_(differentiate)
         if differentiate:
             torch.set_grad_enabled(True)  # until the end of the pass
         elif not copy and not tensor.is_inference():

@@ -1,7 +1,7 @@
 """Attributions from gradients at the image: signed maps [N,H,W], summed over the channels.
 
 Images are in 0..1 and gradients are of the target's logit with respect to them, so a model's mean
-and std are part of the model. What is drawn by lot depends on the seed alone, not on the batch.
+and std are part of the model. Random numbers depend on the seed alone, not on the batch.
 """
 
 from collections.abc import Callable
@@ -42,21 +42,24 @@ def mean_gradient(
     classifier: Classifier, images: Tensor, targets: Tensor, samples: int, variant: Variant
 ) -> Tensor:
     """The mean of factor * gradient over samples of each image, summed over channels: [N,H,W]."""
-    n, total, start = len(images), torch.zeros_like(images, dtype=torch.float32), 0
+    n = len(images)
+    total = torch.zeros_like(images, dtype=torch.float32)
+    start = 0
     # A backward pass keeps what a forward pass frees.
     size = max(1, usual_batch(classifier, images.shape[1:]) // 4 // n)
     while start < samples:
         some = slice(start, min(start + size, samples))
-        count, found = some.stop - start, None
+        count = some.stop - start
+        found = None
         try:
             points, factor = variant(some)
-            given = (points.flatten(0, 1), targets.repeat(count))
-            found = image_gradients(classifier, *given).unflatten(0, (count, n))
+            flat = image_gradients(classifier, points.flatten(0, 1), targets.repeat(count))
+            found = flat.unflatten(0, (count, n))
             total = total + (factor * found).sum(0)
         except torch.OutOfMemoryError:
             if count == 1:
                 raise  # fewer images may fit
-        if found is None:
+        if found is None:  # out of the handler, where the exception still holds the memory
             size = halved(count)
             continue
         start += count

@@ -36,6 +36,7 @@ _drawers: "WeakSet[Any]" = WeakSet()
 _volatile: "WeakKeyDictionary[nn.Module, set[Place]]" = WeakKeyDictionary()
 
 
+# Four parameters say what to call, four with what: two classes for them would have no other use.
 def call_guarded(
     what: str,
     function: object,
@@ -90,12 +91,12 @@ class _Rowwise(Generic[Found]):
         return f"{self.what} on image {self.names[row]}"
 
     def of(self, row: int) -> Found:
-        """What the function gives for an image; errors name the image."""
+        """Return what the function gives for an image; errors name the image."""
         found, _ = self.watched(row)
         return found
 
     def watched(self, row: int) -> tuple[Found, bool]:
-        """The same, and whether the function drew random numbers."""
+        """Return what the function gives for an image, and whether it drew random numbers."""
         with seeded(crc32(f"{self.seed} {self.names[row]}".encode())):
             before = random_state()
             try:
@@ -156,7 +157,7 @@ def _blame(what: str, before: "_State", found: Mapping[Place, str], images: Tens
 
 @dataclass(frozen=True)
 class _State:
-    """What a function could change in a model: dictionaries of modules, values of tensors."""
+    """The state of a model that a function could change: module dictionaries, tensor values."""
 
     classifier: Classifier
     modules: Mapping[str, nn.Module]
@@ -188,10 +189,11 @@ class _State:
         )
 
     def changes(self) -> dict[Place, str]:
-        """What is not as it was, in words."""
+        """Return each change in words, by its place."""
         found: dict[Place, str] = {}
         for name, module in self.modules.items():
-            was, now = self.own[name], vars(module)
+            was = self.own[name]
+            now = vars(module)
             for key in {**was, **now}:
                 if not _same(was.get(key, _ABSENT), now.get(key, _ABSENT)):
                     found[name, key] = _words(name, key, was.get(key), now.get(key))

@@ -1,5 +1,6 @@
 """LAX: a small adapter that draws the heatmap from the features of a frozen classifier."""
 
+import copy
 import json
 import math
 from collections.abc import Sequence
@@ -22,13 +23,20 @@ from sufficit.errors import GoneError, UserError, unknown
 from sufficit.explainers.adapter_nets import WIDTHS, TopDown, convnet
 from sufficit.explainers.evidence import Evidence, as_saved, read_evidence
 from sufficit.explainers.forward_pass import Pass, look
+from sufficit.explainers.onnx_file import export
 from sufficit.explainers.order_net import BLOCKS, WIDTH, OrderNet
 from sufficit.files import check_output, make_folder, place, read_json, writing
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
-OURS = "sufficit:"  # prefix of an adapter that ships with the package
-SHIPPED = {name: folder / "lax" for name, folder in SMALL_NETS.items()}
+OURS = "sufficit:"  # prefix of an adapter that ships with the package, for a network that does
+NAMED = "lax:"  # prefix of one that ships, for a network that does not
+SHIPPED = {f"{OURS}{name}": folder / "lax" for name, folder in SMALL_NETS.items()}
+SHIPPED |= {
+    f"{NAMED}{folder.name}": folder
+    for folder in sorted((Path(__file__).parents[1] / "assets" / "lax").glob("*/"))
+    if (folder / "config.json").is_file()
+}
 """The folders of these adapters, by name."""
 _MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or needs
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
@@ -44,8 +52,13 @@ tags: [explainability, saliency]
 
 It draws the heatmaps of one classifier from the features of `{layer}`:
 `sufficit.explain(classifier, images, method=sufficit.Lax.from_pretrained("this folder"))`.
-`config.json` says under `trained` how it was trained.
+{facts}`config.json` says under `trained` how it was trained.
 """
+_FACTS = (
+    *(("model", "Classifier"), ("data", "Trained on")),
+    *(("verdict", "Verdict"), ("licence", "Licence")),
+)
+"""What `about` of a training may say, and what the card calls it."""
 
 
 class Lax(nn.Module, PyTorchModelHubMixin):
@@ -255,7 +268,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if known and not fingerprints.same(known, fingerprints.fingerprint(classifier)):
             raise UserError(
                 f"this adapter was trained on another classifier than {classifier!r}: load its own"
-                " (weights, mean and std must be the same), or train one for this classifier"
+                " (weights, mean and std must be the same), or train one for this classifier, with"
+                f" sufficit train-lax --model {model_word(classifier)} --data PHOTOS --out NEW-LAX"
             )
 
     def belong_to(self, classifier: Classifier, *layers: str) -> None:
@@ -281,21 +295,52 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         }
 
     def save_pretrained(
-        self, save_directory: str | Path, *, push_to_hub: bool = False, **push: Any
+        self,
+        save_directory: str | Path,
+        *,
+        half: bool = False,
+        push_to_hub: bool = False,
+        **push: Any,
     ) -> str | None:
-        """Write model.safetensors, config.json and a card, each complete or not at all."""
+        """Write model.safetensors, config.json and a card, each complete or not at all.
+
+        With `half` the weights take half of the space and have a tenth of a percent of error.
+        """
         folder = place(save_directory)
         check_output(folder)
         make_folder(folder)
         with writing(folder / WEIGHTS) as path:
-            path.write_bytes(weights_as_bytes(self))
+            path.write_bytes(weights_as_bytes(copy.deepcopy(self).half() if half else self))
         config = json.dumps(self.config, indent=2) + "\n"
-        card = _CARD.format(layer=", ".join(self.layers))
+        card = _CARD.format(layer=", ".join(self.layers), facts=self._facts())
         for name, text in ((CONFIG, config), ("README.md", card)):
             with writing(folder / name) as path:
                 path.write_text(text)
         repository = push.pop("repo_id", folder.name)
         return str(self.push_to_hub(repository, **push)) if push_to_hub else None
+
+    def export(
+        self, classifier: Classifier, path: str | Path, size: tuple[int, int] | None = None
+    ) -> Path:
+        """Write classifier and adapter as one ONNX file, checked against PyTorch; return its path.
+
+        Its input `images` [N,C,H,W] is in 0..1, with N of any size and the height and width of
+        `size`, by default the classifier's own. Its outputs are `logits`, and for the class that
+        they predict the `heatmap` and the uncut `order`. It needs the extra `onnx`.
+        """
+        return export(self, classifier, path, size)
+
+    def _facts(self) -> str:
+        """The rows of the card: data, numbers, verdict and licence, as far as they are known."""
+        about, looks = dict(self.trained.get("about") or {}), self.trained.get("history") or []
+        rows = {title: about[name] for name, title in _FACTS if name in about}
+        last = next((row for row in reversed(looks) if "size" in row), None)
+        if last is not None:
+            rows["Maps mark"] = f"{self.size:.0%} of an image"
+            rows["MSI at that size, on the images that chose it"] = f"{last['msi']:.2f}"
+            rows["Insertion by rank, on the same"] = f"{last['insertion']:.2f}"
+        lines = "".join(f"- {title}: {fact}\n" for title, fact in rows.items())
+        return f"\n{lines}\n" if lines else ""
 
     @classmethod
     def from_pretrained(
@@ -303,8 +348,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     ) -> "Lax":
         """The adapter in a folder, or in a repository of the Hugging Face hub.
 
-        "sufficit:digits" and "sufficit:pets" ship, for the classifiers of these names. An adapter
-        that was trained with a net of your own needs that net again, as `net`.
+        "sufficit:digits" and "sufficit:pets" ship, for the classifiers of these names, and
+        "lax:NAME" for public weights; `SHIPPED` lists all. An adapter that was trained with a net
+        of your own needs that net again, as `net`.
         """
         folder = _folder(pretrained_model_name_or_path, hub)
         if not (folder / CONFIG).is_file():
@@ -386,18 +432,27 @@ def _check_order(lax: Lax) -> None:
         raise UserError(f"size must be a share of the image in 0..1, got {lax.size!r}")
 
 
+def model_word(classifier: Classifier) -> str:
+    """What loads a classifier, as far as it is known."""
+    return classifier.recipe.source if classifier.recipe else "MODEL"
+
+
+def is_shipped(source: str | Path) -> bool:
+    """Whether a word names an adapter that ships, or that might."""
+    return str(source).startswith((OURS, NAMED))
+
+
 def name_of(source: str | Path) -> str:
     """An adapter's name in files and tables: its folder's, which is lax for those that ship."""
-    return "lax" if str(source).startswith(OURS) else place(source).resolve().name
+    return "lax" if is_shipped(source) else place(source).resolve().name
 
 
 def _folder(source: str | Path, hub: dict[str, Any]) -> Path:
     """The folder itself, the one that ships, or the hub's in its local cache."""
-    if str(source).startswith(OURS):
-        name = str(source).removeprefix(OURS)
-        if name not in SHIPPED:
-            raise unknown("adapter", str(source), [f"{OURS}{known}" for known in SHIPPED])
-        return SHIPPED[name]
+    if is_shipped(source):
+        if str(source) not in SHIPPED:
+            raise unknown("adapter", str(source), SHIPPED)
+        return SHIPPED[str(source)]
     path = place(source)
     if path.is_dir():
         return path

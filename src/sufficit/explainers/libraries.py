@@ -53,9 +53,11 @@ def library_method(word: str) -> Explainer:
             f"{word} needs {needs[name]}, more than an image and its logits: use one of"
             f" {', '.join(usable)}"
         )
-    takes, options = _parameters(kinds[name]), {}
+    takes = _parameters(kinds[name])
+    options = {}
     for key, one in takes.items():
-        default, about = one.default, f"as in {library}"
+        default = one.default
+        about = f"as in {library}"
         if isinstance(default, bool) and not key.startswith(_FIXED):
             options[key] = Option(str(default).lower(), about, choices=("true", "false"))
         elif isinstance(default, int | float | str) and not key.startswith(_FIXED):
@@ -97,7 +99,7 @@ def draw(
         check_range(targets.cpu(), classifier.plain_logits_of(inputs).shape[1])
         if "layer" in _parameters(kind):
             options["layer"] = layer or classifier.feature_layer(images)
-    # A backward pass keeps what a forward pass frees; lots must not depend on the batch.
+    # A backward pass keeps what a forward pass frees. Random numbers must not depend on the batch.
     alone = "n_samples" in options or name.endswith("Shap")
     size = 1 if alone else max(1, usual_batch(classifier, images.shape[1:]) // 4)
     attribute = partial(_captum if library == "captum" else _zennit, kind, seed=seed)
@@ -145,7 +147,8 @@ class _Logits(nn.Module):
         # Rules of relevance change weights while they work; other methods share them.
         shared = () if relevance else (*classifier.bare.parameters(), *classifier.bare.buffers())
         self.model = copy.deepcopy(classifier.bare, {id(one): one for one in shared}).eval()
-        self.classifier, self.relevance = classifier.over(self.model), relevance
+        self.classifier = classifier.over(self.model)
+        self.relevance = relevance
         calls: dict[nn.Module, int] = {}
 
         def count(module: nn.Module, *_: object) -> None:
@@ -164,7 +167,7 @@ class _Logits(nn.Module):
                 self.model.set_submodule(name, self.turns[module])
 
     def prepared(self, images: Tensor) -> Tensor:
-        """What `forward` takes, as a tensor of its own."""
+        """Return what `forward` takes, as a new tensor."""
         return (self.classifier.normalize(images) if self.relevance else images).detach().clone()
 
     def forward(self, inputs: Tensor) -> Tensor:
@@ -177,16 +180,19 @@ class _Logits(nn.Module):
 def _captum(
     kind: Any, model: _Logits, images: Tensor, targets: Tensor, *, seed: int, **options: Any
 ) -> Tensor:
-    takes, inputs, (c, h, w) = _parameters(kind), model.prepared(images), images.shape[1:]
-    grid, layer = options.pop("grid", 1), options.pop("layer", None)
+    takes = _parameters(kind)
+    inputs = model.prepared(images)
+    c, h, w = images.shape[1:]
+    grid = options.pop("grid", 1)
+    layer = options.pop("layer", None)
     options = {name: {"true": True, "false": False}.get(v, v) for name, v in options.items()}
     place = () if layer is None else (model.model.get_submodule(layer),)
     own = {name: options.pop(name) for name in signature(kind).parameters if name in options}
     if "target" in takes:
         options["target"] = targets
     if "baselines" in _required(kind):
-        lots = torch.Generator(device="cpu").manual_seed(seed)
-        noise = torch.rand(BASELINES, c, h, w, generator=lots, device="cpu")
+        generator = torch.Generator(device="cpu").manual_seed(seed)
+        noise = torch.rand(BASELINES, c, h, w, generator=generator, device="cpu")
         options["baselines"] = noise.to(images)
     if "internal_batch_size" in takes:
         options["internal_batch_size"] = len(images)
@@ -246,7 +252,7 @@ def _kinds(library: str, word: str) -> dict[str, Any]:
 
 
 def _parameters(kind: Any) -> dict[str, Parameter]:
-    """What `attribute` and the constructor take."""
+    """Return the parameters of `attribute` and of the constructor."""
     called = signature(kind.attribute).parameters if hasattr(kind, "attribute") else {}
     found = {**called, **signature(kind).parameters}
     return {n: one for n, one in found.items() if n != "self" and one.kind != one.VAR_KEYWORD}

@@ -1,7 +1,8 @@
 """Maps from what the model says of masked images: occlusion, RISE, Kernel SHAP, Score-CAM.
 
 The masks of the first three depend on the image's size and the seed, so all images share them.
-Every masked image goes through `predict_views`.
+Every masked image goes through `predict_views`. A method's own parameters are its options, as
+`registry.py` lists them.
 """
 
 import math
@@ -164,6 +165,7 @@ def coalitions(players: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
     drawn = 1 + torch.multinomial(
         1 / (sizes * (players - sizes)), pairs, replacement=True, generator=generator
     )
+    # Ranks of random numbers are a permutation: the first ones are a coalition of the size drawn.
     ranks = torch.rand(pairs, players, generator=generator, device="cpu").argsort(1).argsort(1)
     half = (ranks < drawn[:, None]).float()
     return torch.cat([half, 1 - half]), torch.ones(2 * pairs, device="cpu")
@@ -173,7 +175,8 @@ def constrained_values(shown: Tensor, weights: Tensor, values: Tensor, total: Te
     """Least squares of values on coalitions with a given sum: [S,P], [S], [N,S], [N] -> [N,P]."""
     players = shown.shape[1]
     moment = (shown * weights[:, None]).T @ shown / weights.sum()
-    moment = moment + 1e-10 * torch.eye(players, dtype=moment.dtype)  # players never told apart
+    # Else it is singular where no coalition tells two players apart.
+    moment = moment + 1e-10 * torch.eye(players, dtype=moment.dtype)
     right = (values * weights) @ shown / weights.sum()  # [N,P]
     ones = torch.ones(players, 1, dtype=moment.dtype)
     free = torch.linalg.solve(moment, right.T)  # [P,N]
@@ -196,7 +199,8 @@ def scorecam(
     Wang et al. 2020, algorithm 1: each channel is enlarged to the image and stretched to 0..1. Only
     the `channels` with the highest mean in an image are asked, or all with 0.
     """
-    n, (h, w) = len(images), images.shape[2:]
+    n = len(images)
+    h, w = images.shape[2:]
     with torch.no_grad():
         read, _logits = classifier.stages(images, (layer or classifier.feature_layer(images),))
     features = read[0].float()
@@ -204,16 +208,23 @@ def scorecam(
         strongest = features.mean((2, 3)).topk(channels).indices
         features = features.take_along_dim(strongest[:, :, None, None], 1)
     step = max(1, _CHUNK_ELEMENTS // (n * h * w))
-    found, whole = [], whole_values(classifier, images)
+    found = []
+    whole = whole_values(classifier, images)
     for some in features.split(step, dim=1):
         masks = resize(some.flatten(0, 1), (h, w))  # [N*k,H,W], image after image
         low, high = (edge[:, None, None] for edge in masks.flatten(1).aminmax(dim=1))
         masks = (masks - low) / (high - low + 1e-8)  # grad-cam's epsilon
         through = torch.arange(len(masks))
         seen = through // some.shape[1]
-        given = (classifier, images, masks, (seen, through))
-        goals = targets.cpu()[seen]
-        asked = predict_views(*given, targets=goals, score=target_logits, whole=whole)
+        asked = predict_views(
+            classifier,
+            images,
+            masks,
+            (seen, through),
+            targets=targets.cpu()[seen],
+            score=target_logits,
+            whole=whole,
+        )
         found.append(asked.confidences.cpu().view(n, -1))
     weights = torch.cat(found, 1).softmax(1).to(features)
     return (features * weights[:, :, None, None]).sum(1)
@@ -232,12 +243,21 @@ def _scores(
 
     `whole` are the `whole_values` of the images, for callers that ask in chunks.
     """
-    n, m = len(images), len(masks)
+    n = len(images)
+    m = len(masks)
     score = score if classifier.score is None else target_logits
-    seen, through = torch.arange(n).repeat_interleave(m), torch.arange(m).repeat(n)
-    goals = targets.cpu()[seen]
-    given = (classifier, images, masks, (seen, through))
-    found = predict_views(*given, targets=goals, fill=fill, score=score, whole=whole)
+    seen = torch.arange(n).repeat_interleave(m)
+    through = torch.arange(m).repeat(n)
+    found = predict_views(
+        classifier,
+        images,
+        masks,
+        (seen, through),
+        targets=targets.cpu()[seen],
+        fill=fill,
+        score=score,
+        whole=whole,
+    )
     return found.confidences.view(n, m).to(images.device)
 
 

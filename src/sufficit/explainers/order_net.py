@@ -54,8 +54,7 @@ class OrderNet(nn.Module):
         self.blocks = nn.ModuleList(residual(width, groups, block) for _ in range(self.levels))
         self.out = nn.Conv2d(width, 1, 1)
         nn.init.zeros_(self.out.weight)
-        assert self.out.bias is not None
-        nn.init.zeros_(self.out.bias)
+        nn.init.zeros_(self.bias)
         self.multiple = nn.Parameter(torch.ones(()))
 
     def forward(self, features: Sequence[Tensor], evidence: Tensor) -> Tensor:
@@ -70,8 +69,12 @@ class OrderNet(nn.Module):
             if level < len(coarse_first):
                 found = found + resized(self._read(level, coarse_first[level]), sizes[level])
             found = found + self.blocks[level](found)
-        learned: Tensor = self.out(found).float()
-        return learned + self.multiple * resized(evidence[:, :1].float(), sizes[-1], "bicubic")
+        # In float32: in bfloat16 cells far from zero would be equal.
+        with torch.autocast(found.device.type, enabled=False):
+            weight, bias = self.out.weight.float(), self.bias.float()
+            learned = F.conv2d(found.float(), weight, bias)
+            own = resized(evidence[:, :1].float(), sizes[-1], "bicubic")
+            return learned + self.multiple * own
 
     def sizes(self, coarsest: Sequence[int]) -> list[tuple[int, int]]:
         """Rows and columns of each level, the coarsest first, which has the size of its stage."""
@@ -82,6 +85,12 @@ class OrderNet(nn.Module):
             rows, columns = (max(1, round(side * length / longer)) for length in coarsest)
             found.append((rows, columns))
         return found
+
+    @property
+    def bias(self) -> Tensor:
+        """That of the last layer, which has one."""
+        assert self.out.bias is not None
+        return self.out.bias
 
     def _read(self, number: int, features: Tensor) -> Tensor:
         values = features.float()

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations, product
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +26,7 @@ _MASK_ELEMENTS = 2**27  # of masks at a time
 _MOVES = torch.cat([torch.eye(4, dtype=torch.long), -torch.eye(4, dtype=torch.long)])
 
 
+# Its parameters are the options of the method; `layer` and `seed` are what every method gets.
 def region_search(
     classifier: Classifier,
     images: Tensor,
@@ -44,7 +44,7 @@ def region_search(
     Every box on a grid is asked, as fine a grid as 60 % of the calls allow. Then each edge of the
     three best boxes moves, in steps that start at half a cell and are halved where none helps. A
     box costs two calls per fill: itself, and the rest of the image. The heatmap is 1 inside the
-    box. `fills` may be one text, as in "black+noise". Nothing is random; `layer` is not used.
+    box. `fills` may be one text, as in "black+noise". `seed` and `layer` are not used.
     """
     names = tuple(fills.split("+")) if isinstance(fills, str) else tuple(fills)
     for name in names:
@@ -81,12 +81,14 @@ class BoxSearch:
 
     def best(self, budget: int) -> Tensor:
         """The best box of each image after at most so many boxes were asked: [N,4]."""
-        n, (h, w) = len(self.images), self.images.shape[2:]
+        n = len(self.images)
+        h, w = self.images.shape[2:]
         cells = grid_for(SHARE * budget, min(h, w))
         grid = grid_boxes(cells, h, w)  # [G,4]
         every = torch.arange(n).repeat_interleave(len(grid))
         found, chosen = self.worths(grid.repeat(n, 1), every).view(n, -1).topk(STARTS)
-        boxes, worths = grid[chosen].flatten(0, 1), found.flatten()
+        boxes = grid[chosen].flatten(0, 1)
+        worths = found.flatten()
         owners = torch.arange(n).repeat_interleave(STARTS)
         steps = torch.tensor([h, w, h, w]).repeat(len(boxes), 1).div(2 * cells).ceil().long()
         moving = torch.arange(len(boxes))  # the boxes whose edges still move
@@ -96,6 +98,7 @@ class BoxSearch:
             moved = within(boxes[moving, None] + _MOVES * steps[moving, None], h, w)  # [m,8,4]
             asked = owners[moving].repeat_interleave(len(_MOVES))
             best, which = self.worths(moved.flatten(0, 1), asked).view(len(moving), -1).max(1)
+            # A box takes its best move; one that no move helps gets smaller steps, or stops.
             better = best > worths[moving]
             boxes[moving[better]] = moved[better, which[better]]
             worths[moving[better]] = best[better]
@@ -106,7 +109,7 @@ class BoxSearch:
         return boxes.view(n, -1, 4)[torch.arange(n), best]
 
     def worths(self, boxes: Tensor, owners: Tensor) -> Tensor:
-        """What each box of an image is worth: [T,4], [T] -> [T].
+        """Return MSI of each box but for a constant: [T,4], [T] -> [T].
 
         MSI of a mask of zeros and ones is kept - (rest + empty) / 2 - area in the limit of fine
         steps; `empty`, the score of a hidden image, is the same for all masks and left out.
@@ -124,10 +127,18 @@ class BoxSearch:
         masks = torch.cat([inside, ~inside])
         views = owners.repeat(2), torch.cat([through, through + len(distinct)])
         targets = self.targets[views[0]]
-        options: Any = {"targets": targets, "batch_size": self.batch_size, "whole": self.whole}
         total = torch.zeros(2 * len(boxes), dtype=torch.float64)
         for fill in self.fills:
-            found = predict_views(self.classifier, self.images, masks, views, fill=fill, **options)
+            found = predict_views(
+                self.classifier,
+                self.images,
+                masks,
+                views,
+                targets=targets,
+                fill=fill,
+                batch_size=self.batch_size,
+                whole=self.whole,
+            )
             by_class = self.score == "accuracy"
             said = found.cpu()
             total += hits(said.named, targets) if by_class else said.confidences
@@ -164,7 +175,8 @@ def within(boxes: Tensor, h: int, w: int) -> Tensor:
     """Boxes cut to the image, each at least a pixel high and wide: [...,4]."""
     top, left, bottom, right = boxes.unbind(-1)
     top, left = top.clamp(0, h - 1), left.clamp(0, w - 1)
-    bottom, right = bottom.clamp(max=h).maximum(top + 1), right.clamp(max=w).maximum(left + 1)
+    bottom = bottom.clamp(max=h).maximum(top + 1)
+    right = right.clamp(max=w).maximum(left + 1)
     return torch.stack([top, left, bottom, right], -1)
 
 

@@ -75,7 +75,8 @@ class RelevanceRules(WrittenAttention):
         self, gammas: Mapping[str, float], ends: tuple[Tensor, Tensor] | None = None
     ) -> None:
         super().__init__()
-        self.gammas, self.image = gammas, torch.empty(0)
+        self.gammas = gammas
+        self.image = torch.empty(0)
         self.ends = ends and (ends[0].requires_grad_(), ends[1].requires_grad_())
         self.last: tuple[Any, ...] = (None,)  # a convolution: output, layer, x, weight, bias
 
@@ -89,6 +90,7 @@ class RelevanceRules(WrittenAttention):
             return func(*args, **options)
         if name in RULES:
             return RULES[name](func, *args, **options)
+        # A linear layer with gamma has its rule also where its weights are activations.
         if len(args) > 1 and _live(args[1]) and not (name == "linear" and self.gammas.get(name)):
             return _of_two(func, *args, name=name, **options)
         if name in ("linear", "conv2d"):
@@ -98,6 +100,7 @@ class RelevanceRules(WrittenAttention):
             result = self.weighted(name, layer, x, weight, bias)
             self.last = (result, layer, x, weight, bias) if name == "conv2d" else self.last
             return result
+        # The convolution before it is computed again with the norm merged into its weights.
         if func is F.batch_norm and args[0] is self.last[0] and args[1] is not None:
             _, layer, x, weight, bias = self.last
             scale, shift, eps = (options[key] for key in ("weight", "bias", "eps"))
@@ -183,7 +186,8 @@ RULES: Mapping[str, Callable[..., Tensor]] = {
 
 def _gamma(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: float) -> Tensor:
     """A linear layer whose contributions of the output's sign count 1 + gamma times as much."""
-    plus, minus = weight.clamp(min=0), weight.clamp(max=0)
+    plus = weight.clamp(min=0)
+    minus = weight.clamp(max=0)
     high, low = x.clamp(min=0), x.clamp(max=0)
 
     def bound(low: float | None, high: float | None) -> Tensor | None:
@@ -194,6 +198,7 @@ def _gamma(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: 
     up = layer(high, plus, bound(0, None)) + layer(low, minus, None)  # what is above zero
     down = layer(high, minus, bound(None, 0)) + layer(low, plus, None)
     raised = value + gamma * torch.where(shown > 0, up, down)
+    # The value is the layer's own; the gradient is that of the raised contributions.
     safe = raised.detach()
     return raised * (shown / safe.masked_fill(safe == 0, 1))
 
@@ -204,7 +209,8 @@ def _box(
     """A convolution of pixels between two ends: contributions are counted from the ends."""
     low, high = ends
     value = layer(x, weight, bias).detach()
-    above, below = layer(low, weight.clamp(min=0), None), layer(high, weight.clamp(max=0), None)
+    above = layer(low, weight.clamp(min=0), None)
+    below = layer(high, weight.clamp(max=0), None)
     spread = layer(x, weight, None) - above - below
     safe = spread.detach().clamp(min=1e-6)  # it is no less than zero
     return value + (spread - spread.detach()) * (value / safe)

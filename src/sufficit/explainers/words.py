@@ -9,7 +9,7 @@ from sufficit.classifier.source_code import python_function
 from sufficit.errors import UserError, unknown
 from sufficit.explainers.explainer import of_library, split_word
 from sufficit.explainers.explanation import Method
-from sufficit.explainers.lax import OURS, Lax, name_of
+from sufficit.explainers.lax import Lax, is_shipped, name_of
 from sufficit.explainers.registry import EXPLAINERS, explainer_named
 from sufficit.files import place, safe_name
 
@@ -105,7 +105,7 @@ def _unnamed(word: str) -> tuple[str, Method | HeatmapFileSource]:
     if word.startswith("python:"):
         return word.rpartition(":")[2], python_function(word.removeprefix("python:"))
     path = place(word)
-    if path.is_dir() or word.startswith(OURS):
+    if path.is_dir() or is_shipped(word):
         return name_of(word), Lax.from_pretrained(word)
     if path.suffix in FILE_SUFFIXES:
         return path.stem, HeatmapFileSource(path)

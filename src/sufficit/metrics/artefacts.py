@@ -34,4 +34,6 @@ class Fragments:
         return fragments(heatmaps, self.alpha_min)
 
 
-ARTEFACTS: Mapping[str, MapMetric] = {"fragments": of_region(False, Fragments)}
+ARTEFACTS: Mapping[str, MapMetric] = {
+    "fragments": of_region(higher_is_better=False, make=Fragments)
+}

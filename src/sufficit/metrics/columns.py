@@ -60,7 +60,8 @@ def alpha_from(value: object, wanted: str = "a number in 0..1") -> float:
 
 def base_weights(schedule: Schedule) -> dict[Band, float]:
     """1/2 [ Show(>a_min) - Show(<=a_min) + mean Show(>a) - mean Hide(>a) ], a in a_min..1."""
-    means, found = mean_weights(schedule.alphas), dict[Band, float]()
+    means = mean_weights(schedule.alphas)
+    found = dict[Band, float]()
     for name, half in (("show", 1 / 2), ("hide", -1 / 2)):
         points = CURVES[name](schedule).values()
         found |= {band: half * w for band, w in zip(points, means, strict=True)}
@@ -89,27 +90,45 @@ def _penalty_bands(schedule: Schedule) -> list[Band]:
 
 def _fidelity_metric(curve: str) -> Metric:
     """Area of |p_y(x) - p_y(masked x)|: Fid- (lower is better) of insertion, Fid+ of deletion."""
-    weights, whole = curve_weights(curve), [bands.EVERYTHING]
+    weights = curve_weights(curve)
+    whole = [bands.EVERYTHING]
 
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
         known = predictions.of(whole, "confidence")
         return predictions.total(weights(schedule), "confidence", lambda p: (known - p).abs())
 
-    return Metric(curve.startswith("deletion"), lambda _: whole, formula, weights=weights)
+    return Metric(
+        higher_is_better=curve.startswith("deletion"),
+        asks=lambda _: whole,
+        formula=formula,
+        weights=weights,
+    )
 
 
 _PAPER: dict[str, Metric] = {
-    "insertion_pixel": weighted(True, curve_weights("insertion_pixel")),
-    "deletion_pixel": weighted(False, curve_weights("deletion_pixel")),
-    "insertion_percent": weighted(True, curve_weights("insertion_percent")),
-    "deletion_percent": weighted(False, curve_weights("deletion_percent")),
+    "insertion_pixel": weighted(higher_is_better=True, weights=curve_weights("insertion_pixel")),
+    "deletion_pixel": weighted(higher_is_better=False, weights=curve_weights("deletion_pixel")),
+    "insertion_percent": weighted(
+        higher_is_better=True, weights=curve_weights("insertion_percent")
+    ),
+    "deletion_percent": weighted(higher_is_better=False, weights=curve_weights("deletion_percent")),
     "fid_minus_pixel": _fidelity_metric("insertion_pixel"),
     "fid_plus_pixel": _fidelity_metric("deletion_pixel"),
     "fid_minus_percent": _fidelity_metric("insertion_percent"),
     "fid_plus_percent": _fidelity_metric("deletion_percent"),
-    "base_score": Metric(True, no_bands, base_score, weights=base_weights),
-    "mask_penalty": Metric(False, no_bands, mask_penalty, _penalty_bands),
-    "msi": Metric(True, no_bands, msi, _penalty_bands, weights=base_weights),
+    "base_score": Metric(
+        higher_is_better=True, asks=no_bands, formula=base_score, weights=base_weights
+    ),
+    "mask_penalty": Metric(
+        higher_is_better=False, asks=no_bands, formula=mask_penalty, weighs=_penalty_bands
+    ),
+    "msi": Metric(
+        higher_is_better=True,
+        asks=no_bands,
+        formula=msi,
+        weighs=_penalty_bands,
+        weights=base_weights,
+    ),
 }
 METRICS: dict[str, AnyMetric] = {
     **_PAPER,
@@ -123,7 +142,7 @@ COLUMNS: tuple[str, ...] = tuple(_PAPER)  # those of the paper's tables, the def
 ENDLESS = (-inf, inf)
 _WORDS = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
 HEADINGS: dict[str, Heading] = {
-    name: Heading(**({"group": ""} | words | {"limits": tuple(words.get("limits", ENDLESS))}))
+    name: Heading(**{"group": "", **words, "limits": tuple(words.get("limits", ENDLESS))})
     for part in _WORDS.values()
     for name, words in part.items()
 }
@@ -180,9 +199,9 @@ def metrics_named(
     truth: bool,
     sampled: bool,
 ) -> dict[str, AnyMetric]:
-    """Return the metrics that names and groups stand for, by name, each once.
+    """Return the metrics of names and groups by name, each once.
 
-    None stands for the paper's. The user's `own` are added to a group, and the columns that compare
+    None means the paper's. The user's `own` are added to a group, and the columns that compare
     with a truth where there is one, unless some of them are named.
     """
     words = ["paper"] if columns is None else [columns] if isinstance(columns, str) else columns

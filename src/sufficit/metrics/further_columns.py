@@ -113,14 +113,18 @@ def infidelity(sums: Tensor, falls: Tensor) -> Tensor:
 
 
 FURTHER: Mapping[str, AnyMetric] = {
-    "srg": weighted(True, _srg_weights, "confidence"),
-    "aopc": Metric(True, lambda _: [EVERYTHING], aopc, weights=_deletion_means),
-    "sufficient_share": Metric(False, _insertions, sufficient_share),
-    "sparseness": of_map(True, sparseness),
-    "complexity": of_map(False, complexity),
-    "single_deletion": CellMetric(True, CELLS, single_deletion),
-    "faithfulness_correlation": CellMetric(True, SUBSETS, faithfulness_correlation),
-    "infidelity": CellMetric(False, SUBSETS, infidelity),
+    "srg": weighted(higher_is_better=True, weights=_srg_weights, kind="confidence"),
+    "aopc": Metric(
+        higher_is_better=True, asks=lambda _: [EVERYTHING], formula=aopc, weights=_deletion_means
+    ),
+    "sufficient_share": Metric(higher_is_better=False, asks=_insertions, formula=sufficient_share),
+    "sparseness": of_map(higher_is_better=True, measure=sparseness),
+    "complexity": of_map(higher_is_better=False, measure=complexity),
+    "single_deletion": CellMetric(higher_is_better=True, masks=CELLS, formula=single_deletion),
+    "faithfulness_correlation": CellMetric(
+        higher_is_better=True, masks=SUBSETS, formula=faithfulness_correlation
+    ),
+    "infidelity": CellMetric(higher_is_better=False, masks=SUBSETS, formula=infidelity),
 }
 WHOLE_CURVES = ("sufficient_share",)
 """Columns that are no weighted sum of scores: they need all masks of a curve for every image."""
@@ -173,4 +177,6 @@ def _not_of_one_image(predictions: Predictions, schedule: Schedule) -> Tensor:
     return torch.full_like(predictions.calls, torch.nan, dtype=torch.float64)
 
 
-RANK = Metric(True, _rank_asks, _not_of_one_image, weights=_rank_weights)
+RANK = Metric(
+    higher_is_better=True, asks=_rank_asks, formula=_not_of_one_image, weights=_rank_weights
+)

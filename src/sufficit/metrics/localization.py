@@ -106,9 +106,9 @@ class Overlap:
 
 
 LOCALIZATION: Mapping[str, MapMetric] = {
-    "iou": of_region(True, Overlap, needs_truth=True),
-    "pointing": of_map(True, pointing, needs_truth=True),
-    "energy": of_map(True, energy, needs_truth=True),
-    "mass_accuracy": of_map(True, mass_accuracy, needs_truth=True),
-    "rank_accuracy": of_map(True, rank_accuracy, needs_truth=True),
+    "iou": of_region(higher_is_better=True, make=Overlap, needs_truth=True),
+    "pointing": of_map(higher_is_better=True, measure=pointing, needs_truth=True),
+    "energy": of_map(higher_is_better=True, measure=energy, needs_truth=True),
+    "mass_accuracy": of_map(higher_is_better=True, measure=mass_accuracy, needs_truth=True),
+    "rank_accuracy": of_map(higher_is_better=True, measure=rank_accuracy, needs_truth=True),
 }

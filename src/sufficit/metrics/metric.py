@@ -31,6 +31,7 @@ class MeanCurve:
     @property
     def height(self) -> float:
         """The mean height over the points that are known."""
+        # Where images were asked some masks each, a rare point may have been asked of none.
         known = (~self.values.isnan()).nonzero()[:, 0].tolist() or [0]
         weights = torch.tensor(mean_weights([self.grid[i] for i in known]), dtype=torch.float64)
         return (self.values[known] * weights).sum().item()
@@ -113,16 +114,22 @@ class CellMetric:
 AnyMetric = Metric | MapMetric | CellMetric
 
 
-def of_map(higher: bool, measure: Measure, *, needs_truth: bool = False) -> MapMetric:
+def of_map(higher_is_better: bool, measure: Measure, *, needs_truth: bool = False) -> MapMetric:
     """Return the metric that a measure of the heatmap is, whatever alpha_min is."""
-    return MapMetric(higher, lambda _: measure, needs_truth)
+    return MapMetric(
+        higher_is_better=higher_is_better, measure=lambda _: measure, needs_truth=needs_truth
+    )
 
 
 def of_region(
-    higher: bool, make: Callable[[float], Measure], *, needs_truth: bool = False
+    higher_is_better: bool, make: Callable[[float], Measure], *, needs_truth: bool = False
 ) -> MapMetric:
     """Return the metric that a measure of the region at alpha_min is; `make` takes alpha_min."""
-    return MapMetric(higher, lambda schedule: make(schedule.alpha_min), needs_truth)
+    return MapMetric(
+        higher_is_better=higher_is_better,
+        measure=lambda schedule: make(schedule.alpha_min),
+        needs_truth=needs_truth,
+    )
 
 
 def area_weights(grid: Sequence[float]) -> list[float]:
@@ -174,7 +181,7 @@ def curve_weights(curve: str) -> Callable[[Schedule], dict[Band, float]]:
 
 
 def weighted(
-    higher: bool,
+    higher_is_better: bool,
     weights: Callable[[Schedule], Mapping[Band, float]],
     kind: ScoreKind | None = None,
 ) -> Metric:
@@ -183,4 +190,6 @@ def weighted(
     def formula(predictions: Predictions, schedule: Schedule) -> Tensor:
         return predictions.total(weights(schedule), kind or schedule.score)
 
-    return Metric(higher, no_bands, formula, weights=weights)
+    return Metric(
+        higher_is_better=higher_is_better, asks=no_bands, formula=formula, weights=weights
+    )

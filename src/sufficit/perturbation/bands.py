@@ -50,6 +50,7 @@ def at_least(alpha: float) -> Band:
     """Return the pixels at or above alpha, which the mask penalty counts."""
     if alpha <= 0:
         return Band("value", -math.inf, math.inf)
+    # The next smaller float32: bands leave out their lower edge.
     at = torch.tensor(alpha, dtype=torch.float32, device="cpu")
     return Band("value", at.nextafter(at - 1).item(), math.inf)
 
@@ -120,7 +121,8 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
              [2, 3],
              [0, 2]]])
     """
-    n, pixels = heatmaps.shape[0], heatmaps[0].numel()
+    n = heatmaps.shape[0]
+    pixels = heatmaps[0].numel()
     found = torch.empty(n, len(bands), 2, dtype=torch.long, device=heatmaps.device)
     by_value = [i for i, band in enumerate(bands) if band.axis == "value"]
     by_rank = [i for i, band in enumerate(bands) if band.axis == "rank"]
@@ -148,10 +150,12 @@ def distinct_masks(spans: Tensor, pixels: int) -> tuple[Tensor, Tensor, Tensor, 
     """
     width = pixels + 1
     image = torch.arange(len(spans), device=spans.device)[:, None]
+    # One number for image, start and stop, because `unique` of numbers is far faster than of rows.
     codes = (image * width + spans[..., 0]) * width + spans[..., 1]
     distinct, place = codes.unique(return_inverse=True)
     dtype = torch.float32 if pixels <= 2**24 else torch.float64  # that of the ranks
-    starts, stops = distinct // width % width, distinct % width
+    starts = distinct // width % width
+    stops = distinct % width
     return distinct // width**2, starts.to(dtype), stops.to(dtype), place
 
 

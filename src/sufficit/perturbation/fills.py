@@ -25,7 +25,9 @@ NOISE = 0.01  # standard deviation, as in the paper
 TOLERANCE = 2e-4  # of a pixel, in units of the images' spread: far below the noise
 MOST = 60  # iterations; 5 to 10 are usual
 COARSEST = 8  # pixels of the shorter side at which no coarser grid is made
-DAMPING, SMOOTHINGS, LAST = 0.8, 2, 12
+DAMPING = 0.8  # of a Jacobi step
+SMOOTHINGS = 2  # steps on each grid, before and after the coarser ones
+LAST = 12  # steps on the coarsest grid
 
 
 def grey_noise(images: Tensor) -> Tensor:
@@ -45,7 +47,8 @@ def impute(images: Tensor, known: Tensor, grey: Tensor) -> Tensor:
     taken as known; what is known is left as it is.
     """
     with torch.autocast(images.device.type, enabled=False):
-        values, grey = images.float(), grey.float()
+        values = images.float()
+        grey = grey.float()
         sure = (known[:, None] >= 0.5).float()
         middle = grey.mean((2, 3), keepdim=True)
         solved = _solve(values, sure, middle)
@@ -54,7 +57,8 @@ def impute(images: Tensor, known: Tensor, grey: Tensor) -> Tensor:
 
 def _solve(values: Tensor, known: Tensor, middle: Tensor) -> Tensor:
     """Return values with the solution where known is 0: [T,C,H,W], [T,1,H,W], [1,C,1,1]."""
-    (h, w), factor = values.shape[2:], 1
+    h, w = values.shape[2:]
+    factor = 1
     while min(h, w) / factor > COARSEST:
         factor *= 2
     padding = (0, -w % factor, 0, -h % factor)  # known, and nobody's neighbour
@@ -80,7 +84,8 @@ def _solve(values: Tensor, known: Tensor, middle: Tensor) -> Tensor:
         left = residual - length * change
         better = _cycle(left, levels)
         step = better + _ratio(_sum((left - residual) * better), size) * step
-        residual, size = left, _sum(left * better)
+        residual = left
+        size = _sum(left * better)
     return x[..., :h, :w]
 
 
@@ -95,14 +100,16 @@ def _levels(hidden: Tensor, inside: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return what is hidden, and the sum of each pixel's weights, from fine to coarse."""
     found = [(hidden, _neighbours(inside).clamp(min=1 / 12))]
     while min(hidden.shape[2:]) > COARSEST and not any(side % 2 for side in hidden.shape[2:]):
-        hidden, inside = (F.avg_pool2d(hidden, 2) == 1).float(), F.max_pool2d(inside, 2)
+        hidden = (F.avg_pool2d(hidden, 2) == 1).float()
+        inside = F.max_pool2d(inside, 2)
         found.append((hidden, _neighbours(inside).clamp(min=1 / 12)))
     return found
 
 
 def _cycle(residual: Tensor, levels: list[tuple[Tensor, Tensor]]) -> Tensor:
     """Return about the error that has this residual: one V-cycle of damped Jacobi steps."""
-    (hidden, degrees), coarser = levels[0], levels[1:]
+    hidden, degrees = levels[0]
+    coarser = levels[1:]
     weight = DAMPING * hidden / degrees
     error = weight * residual
     for _ in range(SMOOTHINGS - 1 if coarser else LAST):
@@ -256,13 +263,15 @@ class Masker:
         if self.buffers is None or len(self.buffers[0]) < stop - start:
             self.buffers = None
             c, h, w = self.inputs.shape[1:]
-            size, empty = stop - start, self.inputs.new_empty
+            size = stop - start
+            empty = self.inputs.new_empty
             batch = torch.empty_like(empty(size, c, h, w), memory_format=self.layout)
             self.buffers = (batch, empty(size, h, w), empty(size, h, w))
         batch, keep, below = (buffer[: stop - start] for buffer in self.buffers)
         cuts = [i for i in range(start + 1, stop) if self.owners[i] != self.owners[i - 1]]
         for first, last in pairwise([start, *cuts, stop]):  # the masks of one image
-            image, here = self.owners[first], slice(first - start, last - start)
+            image = self.owners[first]
+            here = slice(first - start, last - start)
             torch.ge(self.ranks[image], self.starts[first:last, None, None], out=keep[here])
             torch.lt(self.ranks[image], self.stops[first:last, None, None], out=below[here])
             mask = keep[here].mul_(below[here])[:, None]
@@ -289,7 +298,8 @@ class ViewMasker:
     def batch(self, start: int, stop: int) -> Tensor:
         """Views start..stop: [T,C,H,W]."""
         rows = self.seen[start:stop]
-        inputs, hidden = self.inputs[rows], self.hidden
+        inputs = self.inputs[rows]
+        hidden = self.hidden
         mask = self.masks[self.through[start:stop]].to(inputs)[:, None]
         if self.imputes:
             batch = impute(inputs, mask[:, 0], hidden)

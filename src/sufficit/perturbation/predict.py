@@ -34,6 +34,8 @@ _FEW_SIZES = ("cuda",)  # where libraries plan for each new batch size, which is
 _SIZES = 8  # of batches, there
 
 
+# `predict` and `predict_views` have many parameters: everything that asks a model does it here.
+# `MaskedModel` is their short form, for a model with a fill.
 def predict(
     classifier: Classifier,
     images: Tensor,
@@ -58,9 +60,12 @@ def predict(
     """
     loop = _Loop(classifier, images, fill, batch_size)
     parts: list[Predictions] = []
-    total, n, start = len(heatmaps), len(images), 0
+    total = len(heatmaps)
+    n = len(images)
+    start = 0
     with torch.no_grad(), classifier.in_eval_mode():
         for count in _groups(total, images, classifier.device):
+            # The maps of all methods come one after the other, so images repeat after n.
             rows: slice | list[int] = [row % n for row in range(start, start + count)]
             if start % n + count <= n:
                 rows = slice(start % n, start % n + count)  # copies nothing
@@ -70,14 +75,19 @@ def predict(
             # edges of bands are float32, so that values are compared in it.
             maps = maps if maps.dtype == torch.float64 else maps.float()
             spans = runs(maps.float(), [*bands, *weigh])
-            chosen, asked = None if drawn is None else drawn[rows], spans[:, : len(bands)]
+            chosen = None if drawn is None else drawn[rows]
+            asked = spans[:, : len(bands)]
             if chosen is not None:
                 numbers = chosen.to(spans.device, torch.long)[..., None].expand(-1, -1, 2)
                 asked = asked.gather(1, numbers)
-            loop.whole = None if whole is None else whole.rows(rows)
             wanted = None if targets is None else targets[rows]
             goals, named, confidences, calls = loop.group(
-                inputs, hidden, ranks(maps), asked, wanted
+                inputs,
+                hidden,
+                ranks(maps),
+                asked,
+                targets=wanted,
+                known=None if whole is None else whole.rows(rows),
             )
             first, last = spans[:, len(bands) :].cpu().unbind(-1)
             parts.append(
@@ -118,6 +128,7 @@ def predict_views(
     loop = _Loop(classifier, images, fill, batch_size)
     loop.score = score or loop.score
     loop.highest = -1 if targets is None or not len(targets) else int(targets.max())
+    # Image by image, so that each is on the device once; `ends` is where the views of each end.
     used, place = views[0].unique(return_inverse=True)
     order = place.argsort(stable=True)
     ends = place.bincount().cumsum(0).tolist()
@@ -136,15 +147,26 @@ def predict_views(
             through = views[1][here].to(masks.device)
             sent = torch.arange(len(here), device=inputs.device)
             goals = torch.zeros_like(sent) if targets is None else targets[here].to(sent)
-            given = (inputs, hidden, masks, seen, through, classifier.memory_format, loop.imputes)
-            masker: AnyMasker = ViewMasker(*given)
+            masker: AnyMasker
             if loop.vit:
                 kept = masks[through].to(inputs.device)
                 masker, sent = loop.token_masker(inputs, seen, kept)
+            else:
+                masker = ViewMasker(
+                    inputs=inputs,
+                    hidden=hidden,
+                    masks=masks,
+                    seen=seen,
+                    through=through,
+                    layout=classifier.memory_format,
+                    imputes=loop.imputes,
+                )
             rows_here = here.to(inputs.device)
             found = loop.masked(masker, goals, sent)
-            named[rows_here], confidences[rows_here] = found[0].long(), found[1]
-            start, done = start + count, done + len(here)
+            named[rows_here] = found[0].long()
+            confidences[rows_here] = found[1]
+            start += count
+            done += len(here)
     if targets is None:
         confidences.fill_(torch.nan)
     if classifier.score is not None:
@@ -182,8 +204,7 @@ def halved(failed: int) -> int:
         )
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-    words = f"out of memory: retrying with batch size {failed // 2}"
-    warn_user(words, RuntimeWarning)
+    warn_user(f"out of memory: retrying with batch size {failed // 2}", RuntimeWarning)
     return failed // 2
 
 
@@ -199,7 +220,8 @@ def usual_batch(classifier: Classifier, shape: Sequence[int]) -> int:
 
 def _groups(total: int, images: Tensor, device: torch.device) -> list[int]:
     """Return how many images each group on the device has, all about equal."""
-    elements, most = _GROUP_ELEMENTS.get(device.type, 2**25), _GROUP_IMAGES.get(device.type, 64)
+    elements = _GROUP_ELEMENTS.get(device.type, 2**25)
+    most = _GROUP_IMAGES.get(device.type, 64)
     groups = -(-total // max(1, min(most, elements // images[0].numel())))
     return [total * (k + 1) // groups - total * k // groups for k in range(groups)]
 
@@ -214,16 +236,18 @@ class _Loop:
     def __init__(
         self, classifier: Classifier, images: Tensor, fill: str | Tensor, batch_size: int | None
     ) -> None:
-        self.classifier, self.images, self.fill = classifier, images, fill
+        self.classifier = classifier
+        self.images = images
+        self.fill = fill
         # With the fill `drop`, the model in two parts; masks are then unions of patches.
         self.vit = tokens.token_model(classifier, images.shape[2:]) if tokens.drops(fill) else None
         self.imputes = isinstance(fill, str) and fill == ROAD
+        # What ran out of memory once is not tried again by the next call.
         self.known = _fitting.setdefault(classifier.bare, {})
         self.case = (classifier.device, classifier.dtype, tuple(images.shape[1:]))
         wanted = batch_size or usual_batch(classifier, images.shape[1:])
         self.batch_size = min(wanted, self.known.get(self.case, wanted))
         self.highest = -1  # of the target classes
-        self.whole: Predictions | None = None  # answers for the whole images of a group, if known
         # A score of the user's is the only logit.
         self.score: Score = confidence if classifier.score is None else only_logit
 
@@ -234,13 +258,23 @@ class _Loop:
         return self.classifier.normalize(images), self.classifier.normalize(filler)
 
     def group(
-        self, inputs: Tensor, hidden: Tensor, ranks: Tensor, spans: Tensor, targets: Tensor | None
+        self,
+        inputs: Tensor,
+        hidden: Tensor,
+        ranks: Tensor,
+        spans: Tensor,
+        *,
+        targets: Tensor | None,
+        known: Predictions | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return targets [N], classes and scores of each run of ranks [N,B], and calls [N].
 
-        Inputs, ranks and runs are those of a group of images that is on the device.
+        Inputs, ranks and runs are those of a group of images that is on the device. `known` are
+        the predictions for these images without a mask, if there are any.
         """
-        pixels, own_score = ranks[0].numel(), self.classifier.score is not None
+        pixels = ranks[0].numel()
+        own_score = self.classifier.score is not None
+        # A mask that hides nothing is the whole image, which is asked without masking.
         if self.vit:
             kept = tokens.kept_patches(ranks, spans, self.vit.patch)
             owners, kept, place = tokens.distinct_patches(kept)
@@ -248,14 +282,16 @@ class _Loop:
         else:
             owners, starts, stops, place = distinct_masks(spans, pixels)
             hides = (starts > 0) | (stops < pixels)
-        whole, asked = owners[~hides], hides.nonzero()[:, 0]
+        whole = owners[~hides]
+        asked = hides.nonzero()[:, 0]
         self.highest = -1 if targets is None else int(targets.max())
         if targets is None or own_score:
             every = self.each(inputs, self.answer)
-            targets, logits = every.argmax(1), every[whole]
+            targets = every.argmax(1)
+            logits = every[whole]
         else:
             targets = targets.to(inputs.device)
-            if self.whole is None:
+            if known is None:
                 every_image = len(whole) == len(inputs)
                 logits = self.each(inputs if every_image else inputs[whole], self.answer)
         goals = targets[owners]
@@ -264,20 +300,28 @@ class _Loop:
             masker, order = self.token_masker(inputs, owners[asked], kept[asked])
             asked = asked[order]
         else:
-            layout, those = self.classifier.memory_format, owners[asked].tolist()
-            inputs = inputs.contiguous(memory_format=layout)
-            given = (inputs, hidden, ranks, those, starts[asked], stops[asked], layout)
-            masker = Masker(*given, imputes=self.imputes)
+            layout = self.classifier.memory_format
+            masker = Masker(
+                inputs=inputs.contiguous(memory_format=layout),
+                hidden=hidden,
+                ranks=ranks,
+                owners=owners[asked].tolist(),
+                starts=starts[asked],
+                stops=stops[asked],
+                layout=layout,
+                imputes=self.imputes,
+            )
         named, confidences = self.masked(masker, goals, asked)
-        if len(whole) and self.whole is not None and not own_score:
+        if len(whole) and known is not None and not own_score:
             seen = whole.cpu()
-            named[~hides] = self.whole.named[seen, 0].to(named)
-            confidences[~hides] = self.whole.confidences[seen, 0].to(confidences)
+            named[~hides] = known.named[seen, 0].to(named)
+            confidences[~hides] = known.confidences[seen, 0].to(confidences)
         elif len(whole):
             named[~hides], confidences[~hides] = judge(logits, goals[~hides], self.score)
         if own_score:
             named, confidences = relative(confidences, every[owners, 0])
-        place, calls = place.cpu(), owners[hides].bincount(minlength=len(inputs)).cpu()
+        place = place.cpu()
+        calls = owners[hides].bincount(minlength=len(inputs)).cpu()
         return targets.cpu(), named.cpu()[place], confidences.cpu()[place], calls
 
     def token_masker(
@@ -343,7 +387,8 @@ class _Loop:
         self, total: int, one: Callable[[int, int], None], masker: AnyMasker | None = None
     ) -> None:
         """Call `one(start, stop)` per batch; out of memory, free buffers and halve the batch."""
-        start, counts = 0, masker.counts if isinstance(masker, tokens.TokenMasker) else ()
+        start = 0
+        counts = masker.counts if isinstance(masker, tokens.TokenMasker) else ()
         while start < total:
             stop = min(start + self.batch_size, total)
             if counts:

@@ -15,7 +15,8 @@ from torch import Tensor
 from sufficit.perturbation.bands import EVERYTHING, Band
 
 PIECE = 1024  # images whose predictions are worked on at a time
-NO_CLASS, ANOTHER = -1, -2  # the model returned NaN; some class that is not the target
+NO_CLASS = -1  # the model returned NaN
+ANOTHER = -2  # some class that is not the target
 ROWS = ("named", "confidences", "shares", "targets", "calls")  # tensors with a row per image
 HALF = 0.5  # of the whole image's value counts as right, by a score of the user's
 Score = Callable[[Tensor, Tensor], Tensor]
@@ -74,12 +75,14 @@ class Predictions:
         factors = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
         if self.drawn is None or self.counts is None:
             return (value(self.of(list(weights), kind)) * factors).sum(1)
-        places, shares = self._places(list(weights)), torch.zeros_like(self.counts)
+        places = self._places(list(weights))
+        shares = torch.zeros_like(self.counts)
         shares[places] = factors / self.counts[places]
         asked = shares[self.drawn.long()]
         scores = self.confidences.double()
         if kind == "accuracy":
             scores = hits(self.named, self.targets[:, None])
+        # The estimate of a constant would vary with the draw, so the constant is taken out first.
         middle = value(self.of([EVERYTHING], kind).nan_to_num(0) / 2)
         parts = (asked * (value(scores) - middle)).where(asked != 0, 0)
         return parts.sum(1) + middle[:, 0] * factors.sum()
@@ -99,6 +102,7 @@ class Predictions:
         """Return the values of the bands drawn at their numbers among all: [N,K] -> [N,B]."""
         if self.drawn is None:
             return values
+        # A band that an image drew twice is written twice, with the same value.
         whole = values.new_full((len(values), len(self.bands)), missing)
         return whole.scatter_(1, self.drawn.long(), values)
 
@@ -150,7 +154,9 @@ class Predictions:
     def join(parts: Sequence["Predictions"]) -> "Predictions":
         """Return the predictions of several batches as one, in their order."""
         first = parts[0]
-        joined: Any = {n: torch.cat([getattr(part, n) for part in parts]) for n in first.parts}
+        joined: dict[str, Any] = {
+            name: torch.cat([getattr(part, name) for part in parts]) for name in first.parts
+        }
         return replace(first, **joined)
 
 

@@ -58,9 +58,11 @@ class Sampling:
         """
         width = self.width - len(self.always)
         places = np.stack([uniforms(seed, name, width) for name in names])  # one per stratum
-        drawn, start = [np.broadcast_to(self.always, (len(names), len(self.always)))], 0
+        drawn = [np.broadcast_to(self.always, (len(names), len(self.always)))]
+        start = 0
         for line in self.lines:
-            here, start = places[:, start : start + line.strata], start + line.strata
+            here = places[:, start : start + line.strata]
+            start += line.strata
             along = (np.arange(line.strata) + here) * (line.ends[-1] / line.strata)
             found = np.searchsorted(line.ends, along, side="right")
             drawn.append(line.members[np.minimum(found, len(line.members) - 1)])
@@ -102,7 +104,8 @@ def make_sampling(
     counts = np.zeros(len(bands))
     lines = []
     for curve, found in curves.items():
-        members, wide = np.array(found), _wide(widths[curve], strata[curve])
+        members = np.array(found)
+        wide = _wide(widths[curve], strata[curve])
         fixed.extend(members[wide].tolist())
         if not wide.all():
             ends = widths[curve][~wide].cumsum()
@@ -117,7 +120,8 @@ def _wide(widths: Floats, strata: int) -> npt.NDArray[np.bool_]:
     """Return which bands are at least as wide as a stratum of the others: [P] -> [P]."""
     wide = np.zeros(len(widths), dtype=bool)
     while not wide.all():
-        left, free = widths[~wide].sum(), strata - wide.sum()
+        left = widths[~wide].sum()
+        free = strata - wide.sum()
         more = ~wide & (widths * free >= left * (1 - 1e-9))
         if not more.any():
             break

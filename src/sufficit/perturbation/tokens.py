@@ -138,7 +138,8 @@ def kept_patches(ranks: Tensor, spans: Tensor, patch: tuple[int, int]) -> Tensor
              [ True, False],
              [ True,  True]]])
     """
-    (n, h, w), (p, q) = ranks.shape, patch
+    n, h, w = ranks.shape
+    p, q = patch
     cells = ranks.view(n, h // p, p, w // q, q).transpose(2, 3).reshape(n, -1, p * q)
     cells = cells.sort(dim=2).values
     kept = torch.empty(n, spans.shape[1], cells.shape[1], dtype=torch.bool, device=ranks.device)
@@ -151,7 +152,8 @@ def kept_patches(ranks: Tensor, spans: Tensor, patch: tuple[int, int]) -> Tensor
 
 def patches_of(masks: Tensor, patch: tuple[int, int]) -> Tensor:
     """Return which patches a mask of pixels keeps: bool [M,H,W] -> bool [M,L]."""
-    (m, h, w), (p, q) = masks.shape, patch
+    m, h, w = masks.shape
+    p, q = patch
     return (2 * masks.view(m, h // p, p, w // q, q).sum((2, 4)) >= p * q).flatten(1)
 
 
@@ -161,7 +163,8 @@ def distinct_patches(kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     bool [N,B,L] -> the image of each [T], its patches [T,L]; [N,B].
     """
     n, bands, _ = kept.shape
-    rows, each = kept.flatten(0, 1), torch.arange(n * bands, device=kept.device)
+    rows = kept.flatten(0, 1)
+    each = torch.arange(n * bands, device=kept.device)
     codes = each // bands
     for part in rows.split(31, dim=1):  # exact: two rows have one code if and only if they agree
         bits = (part.long() << torch.arange(part.shape[1], device=part.device)).sum(1)

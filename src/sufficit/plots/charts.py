@@ -46,17 +46,19 @@ def curves_figure(of: Scores, title: str = "") -> "Figure":
     figure, axes = axes_for(len(groups) + (scores.alphas is not None))
     for axis, names in zip(axes, groups, strict=False):
         for name in names:
-            line = scores.curves[name].grid, scores.curves[name].values
-            colour = SHOW if name[0] in "is" else HIDE
-            axis.plot(*line, color=colour, label=heading_of(name).long, linewidth=1.6)
-            axis.fill_between(*line, color=colour, alpha=0.12, linewidth=0)
+            curve = scores.curves[name]
+            colour = SHOW if name.startswith(("insertion", "show")) else HIDE
+            label = heading_of(name).long
+            axis.plot(curve.grid, curve.values, color=colour, label=label, linewidth=1.6)
+            axis.fill_between(curve.grid, curve.values, color=colour, alpha=0.12, linewidth=0)
         words = heading_of(names[0]).long
         if len(names) > 1:
             words = f"MSI's curves from alpha_min {scores.alpha_min:g}"
             axis.legend(frameon=False, fontsize=8)
         dress(axis, words, _across(names[0]), scores.schedule.score)
     if scores.alphas is not None:
-        axis, alphas = axes[len(groups)], scores.alphas
+        axis = axes[len(groups)]
+        alphas = scores.alphas
         axis.plot([*alphas], [*alphas.values()], color=INK, marker="o", markersize=3, linewidth=1.4)
         axis.axvline(scores.alpha_min, color=QUIET, linestyle=":", linewidth=1)
         words = f"MSI over alpha_min, best at {scores.alpha_min:g}"
@@ -119,9 +121,11 @@ def alpha_panel(
     lines: dict[str, tuple[Sequence[float], Any]] = {
         m: ([*s.alphas], [*s.alphas.values()]) for m, s in scores.items() if s.alphas
     }
-    alpha, of = next(iter(scores.values())).alpha_min, ""
+    alpha = next(iter(scores.values())).alpha_min
+    of = ""
     if not lines and alpha_curve is not None:
-        means, n = alpha_curve["mean_msi"], alpha_curve["images"]
+        means = alpha_curve["mean_msi"]
+        n = alpha_curve["images"]
         lines = {m: (alpha_curve["alphas"], means[m]) for m in scores if m in means}
         of = f" ({n} image{'' if n == 1 else 's'})"
     title = f"MSI over alpha_min, compared at {alpha:g}{of}"
@@ -170,12 +174,19 @@ def _legend(figure: "Figure", axis: "Axes", look: Look) -> None:
     lines, names = axis.get_legend_handles_labels()
     if not look.legend or not names:
         return
+    # A letter is about 0.6 of the font's size wide; 6 letters are room for the line and the gap.
     letters = max(len(name) for name in names) + 6
     fits = int(figure.get_figwidth() * 72 / (0.6 * (look.font - 1) * letters))
     figure.legend(
-        lines, names, loc="outside lower center", ncols=max(1, min(len(names), fits)),
-        frameon=False, fontsize=look.font - 1, columnspacing=1.2, handlelength=1.8,
-    )  # fmt: skip
+        lines,
+        names,
+        loc="outside lower center",
+        ncols=max(1, min(len(names), fits)),
+        frameon=False,
+        fontsize=look.font - 1,
+        columnspacing=1.2,
+        handlelength=1.8,
+    )
 
 
 def sizes_figure(
@@ -189,17 +200,27 @@ def sizes_figure(
         if any(column not in summary for summary in summaries.values()):
             raise UserError(f"sizes need the column {column}, which was not scored: score it too")
     figure, (axis, *_) = axes_for(1, look)
-    styles, points = _styles(list(summaries), quiet), {}
+    styles = _styles(list(summaries), quiet)
+    points = {}
     for number, (method, summary) in enumerate(summaries.items()):
-        size, base = summary["mask_penalty"], summary["base_score"]
+        size = summary["mask_penalty"]
+        base = summary["base_score"]
         if math.isnan(size.mean) or math.isnan(base.mean):
             continue
-        colour, marker = styles[method]["color"], "osD^vPX<>h"[number % 10]
+        colour = styles[method]["color"]
+        marker = "osD^vPX<>h"[number % 10]
         axis.plot([size.low, size.high], [base.mean] * 2, color=colour, linewidth=1)
         axis.plot([size.mean] * 2, [base.low, base.high], color=colour, linewidth=1)
         points[method] = (size.mean, base.mean)
-        dot = {"color": colour, "marker": marker, "markersize": look.font / 1.8}
-        axis.plot(*points[method], linestyle="", label=method, **dot)
+        axis.plot(
+            size.mean,
+            base.mean,
+            linestyle="",
+            label=method,
+            color=colour,
+            marker=marker,
+            markersize=look.font / 1.8,
+        )
     dress(axis, "", "mask penalty: share of pixels \u2265 alpha_min", "base score", look.font)
     axis.set_ylim(auto=True)
     axis.autoscale()
@@ -215,7 +236,8 @@ def sizes_figure(
 
 def _equal_msi(axis: "Axes", look: Look) -> None:
     """Lines along which base score minus mask penalty is the same, labelled at their ends."""
-    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    left, right = axis.get_xlim()
+    low, high = axis.get_ylim()
     left = min(left, 0)
     for tenth in range(-20, 11, 2):
         msi = tenth / 10
@@ -226,9 +248,16 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
         axis.plot([left, x], [left + msi, y], color=style.GRID, linewidth=0.6, zorder=0)
         shift, ha, va = ((0, 2), "center", "bottom") if above else ((2, 0), "left", "center")
         axis.annotate(
-            f"MSI {msi:+.1f}" if msi else "MSI 0", (x, y), shift, textcoords="offset points",
-            ha=ha, va=va, fontsize=look.font - 3, color=QUIET, annotation_clip=False,
-        )  # fmt: skip
+            f"MSI {msi:+.1f}" if msi else "MSI 0",
+            (x, y),
+            shift,
+            textcoords="offset points",
+            ha=ha,
+            va=va,
+            fontsize=look.font - 3,
+            color=QUIET,
+            annotation_clip=False,
+        )
     axis.set_xlim(left, right)
     axis.set_ylim(low, high)
 
@@ -252,7 +281,8 @@ def _name_points(
     axis: "Axes", points: Mapping[str, tuple[float, float]], colours: Mapping[str, str], look: Look
 ) -> None:
     """Every name next to its point, on the free side, and lower where it would cover another."""
-    (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
+    left, right = axis.get_xlim()
+    low, high = axis.get_ylim()
     figure = axis.get_figure(root=True)
     assert figure is not None
     width, height = (float(inches) * 72 * 0.77 for inches in figure.get_size_inches())  # the axes'
@@ -266,15 +296,21 @@ def _name_points(
         others = [other for key, other in at.items() if key != name]
         near = min(others, key=lambda p: math.dist(p, (x, y)), default=(x - 1, y))
         side = -1 if x + length > width or near[0] > x > length else 1
-        start, line = x + 6 if side > 0 else x - 6 - length, y - look.font / 3
+        start = x + 6 if side > 0 else x - 6 - length
+        line = y - look.font / 3
         for first, last, other in sorted(taken, key=lambda place: -place[2]):
             if first < start + length and start < last and abs(other - line) < look.font:
                 line = other - look.font
         taken.append((start, start + length, line))
         label = axis.annotate(
-            name, points[name], (7 * side, line - y), textcoords="offset points",
-            color=colours[name], fontsize=look.font - 1, ha="left" if side > 0 else "right",
-        )  # fmt: skip
+            name,
+            points[name],
+            (7 * side, line - y),
+            textcoords="offset points",
+            color=colours[name],
+            fontsize=look.font - 1,
+            ha="left" if side > 0 else "right",
+        )
         label.set_in_layout(False)  # a long name must not squeeze the chart
 
 
@@ -315,17 +351,30 @@ def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
         ("Training", "loss", {"loss": INK}),
         ("", "accuracy on masked images", {"accuracy": SHOW}),
     )
-    look: dict[str, Any] = {"linewidth": 1.6, "marker": "o" if len(history) < 30 else None}
+    marker = "o" if len(history) < 30 else None
     for axis, (title, up, colours) in zip(axes, panels, strict=True):
         dress(axis, title, "epoch", up, unit=False)
         axis.set_xlim(auto=True)
         for name, colour in colours.items():
             label = {"msi": "MSI", "leak_chance": "chance"}.get(name, name.replace("_", " "))
             line = history[["epoch", name]].dropna()  # an order is not scored in every epoch
-            axis.plot(line["epoch"], line[name], color=colour, label=label, markersize=3, **look)
-        if len(colours) > 1:
-            below: Any = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.17), "ncols": 3}
-            axis.legend(frameon=False, fontsize=7, **below)  # inside, it would hide lines
+            axis.plot(
+                line["epoch"],
+                line[name],
+                color=colour,
+                label=label,
+                linewidth=1.6,
+                marker=marker,
+                markersize=3,
+            )
+        if len(colours) > 1:  # below the panel: inside, the legend would hide lines
+            axis.legend(
+                frameon=False,
+                fontsize=7,
+                loc="upper center",
+                bbox_to_anchor=(0.5, -0.17),
+                ncols=3,
+            )
         axis.axvline(best, color=QUIET, linestyle=":", linewidth=1)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes[0].axhline(0, color=QUIET, linewidth=0.6)
@@ -346,7 +395,8 @@ def sanity_figure(frame: "pandas.DataFrame", threshold: float, n: int) -> "Figur
     """
     figure, axes = axes_for(2)
     figure.set_size_inches(9.6, 4.2)
-    methods, layers = list(frame["method"].unique()), list(frame["layer"].unique())
+    methods = list(frame["method"].unique())
+    layers = list(frame["layer"].unique())
     last = len(layers)
     ticks = ["original", *(name if len(name) <= 23 else f"...{name[-20:]}" for name in layers)]
     places = list(range(last + 1))
@@ -359,9 +409,14 @@ def sanity_figure(frame: "pandas.DataFrame", threshold: float, n: int) -> "Figur
             rows = frame[frame["method"] == method]
             mean, low, high = ([1.0, *rows[name]] for name in bounds)  # the original equals itself
             # Every other line is dashed and above the next, so that equal lines are both visible.
-            style: Any = {"linestyle": (0, (4, 2)) if number % 2 else "-", "linewidth": 1.7}
-            above = 2 + (len(methods) - number) / len(methods)
-            axis.plot(mean, color=colour, label=method, zorder=above, **style)
+            axis.plot(
+                mean,
+                color=colour,
+                label=method,
+                linestyle=(0, (4, 2)) if number % 2 else "-",
+                linewidth=1.7,
+                zorder=2 + (len(methods) - number) / len(methods),
+            )
             axis.fill_between(places, low, high, color=colour, alpha=0.15, linewidth=0)
         axis.set_xticks(places, ticks, rotation=40, ha="right", rotation_mode="anchor")
         axis.set_ylim(float(np.nanmin([0.0, *frame[bounds[1]], *frame[column]])) - 0.04, 1.04)

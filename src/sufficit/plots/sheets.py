@@ -50,7 +50,7 @@ def blend(image: Tensor, heatmap: Tensor) -> Tensor:
 
 
 def score_captions(columns: Mapping[str, Sequence[float]]) -> list[str]:
-    r"""What is written under each of n heatmaps, one line per column: {column: [n]} -> n.
+    r"""Return the caption of each of n heatmaps, one line per column: {column: [n]} -> n.
 
     >>> score_captions({"base_score": [0.5, 0.75], "msi": [0.25, -0.5]})
     ['base 0.50\nMSI +0.25', 'base 0.75\nMSI -0.50']
@@ -100,32 +100,44 @@ def sheet_figure(
     """
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    deep, further, columns = 1 + len(under or {}), list((under or {}).items()), 1 + len(heatmaps)
+    deep = 1 + len(under or {})
+    further = list((under or {}).items())
+    columns = 1 + len(heatmaps)
     lines = max(1 + title.count("\n") for title in row_titles)
     width = 1.75 * columns if look.width is None else look.width
     side = width / columns * images.shape[2] / images.shape[3]
     height = len(images) * (deep * side + lines * 1.3 * (look.font - 2) / 72) + 0.3
+    # The usual distances are made for axes with labels.
     near = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0, hspace=0)
     figure = figure_class()(figsize=(width, height), layout=near)
     grid = figure.subplots(deep * len(images), columns, squeeze=False)
     for axis in grid.flatten():
         axis.set(xticks=[], yticks=[])
         axis.spines[:].set_visible(False)
-    small = {"fontsize": look.font - 2, "color": INK}
+    small = look.font - 2
     for i, image in enumerate(images):
         first, *more = grid[deep * i : deep * (i + 1)]
         _show(first[0], image)
-        first[0].set_xlabel(row_titles[i], **small)
+        first[0].set_xlabel(row_titles[i], fontsize=small, color=INK)
         for j, (name, maps) in enumerate(heatmaps.items(), 1):
             paint = region_on if name in regions else blend
             first[j].imshow(paint(image, maps[i]).numpy())
             for row, (_, seen) in zip(more, further, strict=True):
                 _show(row[j], seen[name][i])
             if captions and captions.get(name):
-                grid[deep * (i + 1) - 1][j].set_xlabel(captions[name][i], **small)
+                last = grid[deep * (i + 1) - 1][j]
+                last.set_xlabel(captions[name][i], fontsize=small, color=INK)
         for row, (title, _) in zip(more, further, strict=True):
-            place = {"ha": "right", "va": "center", "transform": row[0].transAxes}
-            row[0].text(0.95, 0.5, title, **small, **place)
+            row[0].text(
+                0.95,
+                0.5,
+                title,
+                fontsize=small,
+                color=INK,
+                ha="right",
+                va="center",
+                transform=row[0].transAxes,
+            )
     for axis, title in zip(grid[0], ["image", *heatmaps], strict=True):
         axis.set_title(title, fontsize=look.font, color=INK)
     return figure

@@ -16,8 +16,13 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-INK, QUIET, GRID = "#1f2937", "#9ca3af", "#d1d5db"
-SHOW, HIDE, REST = "#0f766e", "#c2410c", "#6d5bb3"
+INK = "#1f2937"  # text
+QUIET = "#9ca3af"  # what is not compared, and marks
+GRID = "#d1d5db"
+# Of what is kept, hidden and left.
+SHOW = "#0f766e"
+HIDE = "#c2410c"
+REST = "#6d5bb3"
 LINES = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#222222")
 """Okabe and Ito's colours, safe for colour-blind readers, without yellow, which is too faint."""
 FORMATS = (".pdf", ".svg", ".eps", ".png")

@@ -16,20 +16,24 @@ from sufficit.files import refuse_secrets, writing
 
 METHODS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 KINDS = ("accuracy", "confidence")
+# The options that name a model.
 MODEL = (
-    *("model", "weights", "num_classes", "prompts", "output", "size", "layer", "device"),
-    "precision",
-)  # the options that name a model
+    *("model", "weights", "num_classes", "prompts", "output", "size", "layer"),
+    *("device", "precision"),
+)
 MOST_BYTES = 2**20  # of a RUN.toml
-UNIT, FEWEST_UNITS, LONG = 32, 8, 2 * 10**9
-"""Images per unit; units of a run with fewer images, if forward passes times weights are so many:
-half a minute on a CPU. Shorter runs are faster in one unit."""
+UNIT = 32  # images per unit
+# A run with few images has this many units, so that an interruption loses little, if its forward
+# passes times weights are LONG: half a minute on a CPU. Shorter runs are faster in one unit.
+FEWEST_UNITS = 8
+LONG = 2 * 10**9
 BUDGET = 10_000  # forward passes on masked images that a run of few images may take by default
-SAMPLED, SEARCHED = 26, 100
-"""Masks per image beyond: a tenth of the work, MSI's interval 1 to 5 % wider."""
+SAMPLED = 26  # masks per image beyond that: a tenth of the work, MSI's interval 1 to 5 % wider
+SEARCHED = 100  # the same while alpha_min is searched for
 MANY = 10_000  # images whose mean needs no more than the fewest masks
 RANKED = 18  # masks per image from which msi_rank is scored by default: the fewest it can have
-DONORS, FEW_DONORS = 16, 4  # per image, for leakage; few where masks are sampled on many images
+DONORS = 16  # per image, for leakage
+FEW_DONORS = 4  # where masks are sampled on more than FEW images
 FEW = 200  # images up to which a mask has the many donors
 CHECKS = {
     "controls": "score maps that ignore the image, which any method must beat",
@@ -45,11 +49,15 @@ CHECK_GROUPS = {"default": DEFAULT_CHECKS, "all": tuple(CHECKS), "none": ()}
 QUICK = {"images": 32, "calls": SAMPLED, "checks": ("controls", "fill")}
 QUICK_WORDS = f"32 images, {SAMPLED} masks per image, no leakage, no curve over alpha_min"
 
-# Options are shown by --help ("first"), by --help-all, or set in a RUN.toml alone.
-_input, _method, _scoring, _compute, _output = (
-    partial(option, panel=panel) for panel in ("Input", "Methods", "Scoring", "Compute", "Output")
-)
-FIRST, ALL, TOML = "first", "all", "toml"
+# The panels of --help.
+_input = partial(option, panel="Input")
+_method = partial(option, panel="Methods")
+_scoring = partial(option, panel="Scoring")
+_compute = partial(option, panel="Compute")
+_output = partial(option, panel="Output")
+# Options are shown by --help (FIRST), by --help-all (no word), or set in a RUN.toml alone (TOML).
+FIRST = "first"
+TOML = "toml"
 
 
 @dataclass(frozen=True)
@@ -125,10 +133,13 @@ class RunConfig:
         "Also score with this classifier of the same classes, made by train-twin: msi_twin, ...",
     )
     donors: int | None = _scoring(
-        None, f"Images of other classes under each mask, for leakage. Default: {DONORS};"
-        f" {FEW_DONORS} with sampled masks on more than {FEW} images.", least=1, most=10**6,
+        None,
+        f"Images of other classes under each mask, for leakage. Default: {DONORS}; {FEW_DONORS}"
+        f" with sampled masks on more than {FEW} images.",
+        least=1,
+        most=10**6,
         shown=TOML,
-    )  # fmt: skip
+    )
     columns: tuple[str, ...] | None = _scoring(
         None, "paper (the default), all, or columns by name, as in msi,srg."
     )
@@ -209,7 +220,7 @@ class RunConfig:
 
     @property
     def score_kind(self) -> Literal["accuracy", "confidence"]:
-        """What curves are made of; of a function, the share of the whole image's number."""
+        """Return the kind of score in curves; a function of the user's counts as a confidence."""
         return "accuracy" if self.score == "accuracy" else "confidence"
 
     @property
@@ -227,15 +238,16 @@ class RunConfig:
         """The columns that are wanted; msi_rank is one of the usual ones, where masks allow."""
         if self.columns is not None:
             return self.columns
-        few = self.most_calls is not None and self.most_calls < RANKED
-        return ("paper",) if few else ("paper", "msi_rank")
+        if self.most_calls is not None and self.most_calls < RANKED:
+            return ("paper",)
+        return ("paper", "msi_rank")
 
     def column_options(self) -> dict[str, str | None]:
-        """What `open_images` takes of this."""
+        """Return the options for `open_images`."""
         return {"image_column": self.image_column, "label_column": self.label_column}
 
     def for_images(self, n: int, sources: int, *, masks: int, least: int) -> "RunConfig":
-        """The config for n images: calls and donors that were left to it.
+        """The config for n images: with numbers of calls and donors where none were given.
 
         `masks` is the number of all masks of an image and source, `least` the smallest number that
         leaves every column unbiased.
@@ -243,8 +255,10 @@ class RunConfig:
         calls = self.calls
         if calls == "auto":
             calls = calls_for(n, sources, masks=masks, least=least)
-        sampled = isinstance(calls, int) and n > FEW
-        donors = self.donors or (FEW_DONORS if sampled else DONORS)
+        donors = self.donors
+        if donors is None:
+            is_sampled = isinstance(calls, int) and n > FEW
+            donors = FEW_DONORS if is_sampled else DONORS
         return replace(self, calls=calls, donors=donors)
 
 
@@ -285,9 +299,9 @@ class Workers:
 
     def _check_numbers(self) -> None:
         """Raise for numbers of another type, or out of bounds."""
-        whole = self.count
-        if whole is not None and (type(whole) is not int or whole < 1):
-            raise UserError(f"workers must be 1 or more, got {whole!r}: raise it")
+        count = self.count
+        if count is not None and (type(count) is not int or count < 1):
+            raise UserError(f"workers must be 1 or more, got {count!r}: raise it")
         bounds = {"cpus": self.cpus, "gpus": self.gpus, "unit_timeout": self.unit_timeout}
         for name, value in bounds.items():
             if value is None:
@@ -303,12 +317,14 @@ class Workers:
 def config_from(values: Mapping[str, Any]) -> RunConfig:
     """A config from plain values by name; defaults for the rest."""
     known = check_values(values)
+    if known.get("quick"):
+        known = QUICK | known  # --quick does not override what was said
     for one in fields(RunConfig):
         if one.name not in known and one.default is MISSING:
             raise UserError(
                 f"no {one.name} given: pass --{one.name} or set it in --config RUN.toml"
             )
-    return RunConfig(**(QUICK | known if known.get("quick") else known))
+    return RunConfig(**known)
 
 
 def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
@@ -330,7 +346,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def _read_table(path: Path) -> dict[str, Any]:
-    """What a TOML file holds."""
+    """Return the content of a TOML file."""
     try:
         if path.exists() and not path.is_file():
             raise OSError(0, "not a file")
@@ -383,7 +399,9 @@ def write_toml(path: Path, config: RunConfig) -> None:
     """Write the RUN.toml that repeats a run."""
     # tomllib only reads. JSON's values are valid TOML, but for the character DEL.
     values = {name: value for name, value in asdict(config).items() if value is not None}
-    lines = [f"{k} = {json.dumps(value, ensure_ascii=False)}\n" for k, value in values.items()]
+    lines = [
+        f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in values.items()
+    ]
     try:
         content = "".join(lines).replace("\x7f", "\\u007f").encode()
     except UnicodeEncodeError as error:
@@ -403,10 +421,12 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 def _converted(name: str, value: Any, hint: Any) -> Any:
     """The value as the type of an option; raise where it has another or is out of bounds."""
-    own = isinstance(value, str) and value.startswith("python:")
-    if name == "score" and isinstance(value, str) and value not in KINDS and not own:
-        raise unknown("score", value, (*KINDS, "python:FILE.py:FUNCTION"))
-    kinds, about = kinds_of(hint), RunConfig.__dataclass_fields__[name].metadata
+    if name == "score" and isinstance(value, str):
+        is_function = value.startswith("python:")
+        if value not in KINDS and not is_function:
+            raise unknown("score", value, (*KINDS, "python:FILE.py:FUNCTION"))
+    kinds = kinds_of(hint)
+    about = RunConfig.__dataclass_fields__[name].metadata
     if value is None and type(None) in kinds:
         return None
     found = next((one for kind in kinds if (one := _as(value, kind)) is not None), None)
@@ -418,7 +438,8 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
             shown = repr(value)
         except (ValueError, RecursionError):
             shown = "a value too large to show"
-        shown = shown if len(shown) <= 200 else f"{shown[:200]}..."
+        if len(shown) > 200:
+            shown = f"{shown[:200]}..."
         raise UserError(f"{name} must be {' or '.join(words)}, got {shown}: change it")
     if about["least"] is not None and not found >= about["least"]:  # NaN neither
         raise UserError(f"{name} must be {about['least']} or more, got {found}: raise it")
@@ -432,12 +453,12 @@ def _as(value: Any, kind: Any) -> Any:
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
     if get_origin(kind) is tuple:
-        value = value.split(",") if isinstance(value, str) else value
-        listed = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-        return tuple(value) if listed else None
-    if isinstance(value, bool) != (kind is bool) or (
-        isinstance(value, int) and abs(value) >= 2**64
-    ):
+        words = value.split(",") if isinstance(value, str) else value
+        is_list = isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)
+        return tuple(words) if is_list else None
+    if isinstance(value, bool) != (kind is bool):  # bool is a subclass of int
+        return None
+    if isinstance(value, int) and abs(value) >= 2**64:  # a seed or a float could not hold it
         return None
     if kind is float and isinstance(value, int):
         return float(value)
@@ -445,7 +466,7 @@ def _as(value: Any, kind: Any) -> Any:
 
 
 def _words(kind: Any) -> tuple[str, ...]:
-    """What a type is called in messages."""
+    """Return the words for a type in messages."""
     if get_origin(kind) is Literal:
         return tuple(str(choice) for choice in get_args(kind))
     if get_origin(kind) is tuple:

@@ -45,7 +45,6 @@ def run(
         if finished is not None:
             return finished
         store = owned.start(key, job.entries)
-        store.clear_failures()
         search = None
         if job.is_searching:
             search = found_alpha(job, store.folder, scoring, compute, progress)

@@ -22,7 +22,7 @@ ENOUGH = 0.1  # seconds to time: one batch of a small network may be ten times s
 
 @dataclass(frozen=True)
 class Forecast:
-    """The images that the model will be asked for, and for how long."""
+    """The number of images that pass the model, the time this takes, and a sentence about it."""
 
     calls: int
     seconds: float
@@ -43,7 +43,7 @@ class Forecast:
 
 
 def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) -> Forecast | None:
-    """The work that is left of a run; None where it cannot be timed here.
+    """Return the work that is left of a run; None where it cannot be timed here.
 
     A unit that is done in `out` counts as done. Compiled models are faster than forecast.
     """
@@ -51,26 +51,32 @@ def forecast(job: Job, out: Path | None = None, workers: Workers | None = None) 
         return None  # machines of a cluster
     images = len(job.entries)
     left = images
-    with suppress(UserError):  # nothing may be there yet
-        state = None if out is None else Store(out).state()
-        if state is not None and state.is_finished:
-            return None
-        left -= 0 if state is None else state.done_images
+    if out is not None:
+        with suppress(UserError):  # nothing may be there yet
+            state = Store(out).state()
+            if state.is_finished:
+                return None
+            left -= state.done_images
     speed = images_per_second(job)
     if speed is None:
         return None
     known = [source.facts().passes for source in job.sources]
     drawn = sum(one for one in known if isinstance(one, int))  # a formula, as K + 1, is not counted
     whole = replace(job, config=replace(job.config, calls="exact"))
-    calls, exact = (int((images * drawn + one.calls) * left / images) for one in (job, whole))
-    seconds = calls / speed / (1 if workers is None else workers.count or 1)
-    words = f"This takes about {duration(seconds)}: {calls:,} images through the model, which does"
-    words += f" {speed:,.{0 if speed >= 10 else 1}f} per second on {job.device}."
-    return Forecast(calls, seconds, f"{words} {_shorter(job)}", exact)
+    calls = int((images * drawn + job.calls) * left / images)
+    exact = int((images * drawn + whole.calls) * left / images)
+    at_once = 1 if workers is None else workers.count or 1
+    seconds = calls / speed / at_once
+    rate = f"{speed:,.0f}" if speed >= 10 else f"{speed:,.1f}"
+    words = (
+        f"This takes about {duration(seconds)}: {calls:,} images through the model, which does"
+        f" {rate} per second on {job.device}. {_shorter(job)}"
+    )
+    return Forecast(calls, seconds, words, exact)
 
 
 def images_per_second(job: Job) -> float | None:
-    """How many images the model answers for, from batches of the first image."""
+    """Return the model's speed, from batches of the first image; None if it cannot be read."""
     try:
         image = job.entries[0].image.read(job.classifier.view)[None].to(job.classifier.device)
     except (BadImageError, OSError):
@@ -81,22 +87,31 @@ def images_per_second(job: Job) -> float | None:
     batch = image.repeat(size, 1, 1, 1)
     with torch.no_grad():
         job.classifier(batch[:1]).cpu()  # what the first call prepares is not timed
-        start, done, seconds = time.perf_counter(), 0, 0.0
+        start = time.perf_counter()
+        done = 0
+        seconds = 0.0
         while seconds < ENOUGH:
-            job.classifier(batch).cpu()
-            done, seconds = done + size, time.perf_counter() - start
+            job.classifier(batch).cpu()  # on the CPU: a GPU would still be at it
+            done += size
+            seconds = time.perf_counter() - start
     return done / seconds
 
 
 def _shorter(job: Job) -> str:
-    config, n = job.config, len(job.entries)
-    ways = ["--quick (a first look)"] if not config.quick else []
-    ways += ["--images 50"] if n > 100 else []
+    """Return the options that make a run shorter, as a sentence; empty where none does."""
+    config = job.config
     probe = job.first_probe
-    many = probe is not None and probe.drawing is None and len(probe.bands) >= SAMPLED
-    ways += [f"--calls {SAMPLED}"] if many else []
-    ways += ["fewer --methods"] if len(job.ranked) > 1 else []
-    ways += ["--checks none"] if config.wanted_checks - {"controls"} else []
-    gpu = job.classifier.device.type == "cpu" and torch.cuda.is_available()
-    ways += ["--device cuda"] if gpu else []
+    ways = []
+    if not config.quick:
+        ways.append("--quick (a first look)")
+    if len(job.entries) > 100:
+        ways.append("--images 50")
+    if probe is not None and probe.drawing is None and len(probe.bands) >= SAMPLED:
+        ways.append(f"--calls {SAMPLED}")
+    if len(job.ranked) > 1:
+        ways.append("fewer --methods")
+    if config.wanted_checks - {"controls"}:
+        ways.append("--checks none")
+    if job.classifier.device.type == "cpu" and torch.cuda.is_available():
+        ways.append("--device cuda")
     return f"Shorter: {', '.join(ways)}." if ways else ""

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from sufficit.runs.store import Store
-from sufficit.runs.unit_rows import StoredUnit
+from sufficit.runs.unit_rows import Rows
 from sufficit.sums import Floats
 
 TOGETHER = 4096  # images that are added up at a time, at least, where there are so many
@@ -23,14 +24,14 @@ class Group:
     numbers: Sequence[int]
     targets: np.ndarray[Any, Any]
     table: Table
-    rows: Sequence[StoredUnit]
+    rows: Sequence[Rows]
 
 
 def groups(store: Store, units: range, *, answers: bool = False) -> Iterator[Group]:
     """The rows of all units, some thousand images at a time; units without images are left out."""
-    waiting: list[StoredUnit] = []
+    waiting: list[Rows] = []
     for unit in units:
-        waiting.append(store.read_arrays(unit, answers=answers))
+        waiting.append(store.read(unit, answers=answers))
         if sum(map(len, waiting)) >= TOGETHER:
             yield _joined(waiting)
             waiting = []
@@ -38,36 +39,30 @@ def groups(store: Store, units: range, *, answers: bool = False) -> Iterator[Gro
         yield _joined(waiting)
 
 
-def _joined(parts: Sequence[StoredUnit]) -> Group:
+def _joined(parts: Sequence[Rows]) -> Group:
     some = [rows for rows in parts if len(rows)]
+    sources = dict.fromkeys(source for rows in some for source in rows.values)
     return Group(
         units=[rows.unit for rows in some for _ in rows.names],
         names=[name for rows in some for name in rows.names],
         numbers=[number for rows in some for number in rows.numbers],
-        targets=np.concatenate([np.zeros(0, np.int64), *(rows.targets for rows in some)]),
-        table={
-            source: _columns_of(source, some)
-            for source in dict.fromkeys(name for rows in some for name in rows.columns)
-        },
+        targets=np.concatenate([np.zeros(0, np.int64), *(rows.targets.numpy() for rows in some)]),
+        table={source: _columns_of(source, some) for source in sources},
         rows=parts,
     )
 
 
-def _columns_of(source: str, parts: Sequence[StoredUnit]) -> dict[str, Floats]:
+def _columns_of(source: str, parts: Sequence[Rows]) -> dict[str, Floats]:
     """The columns of a source; NaN where a probe of some images looked at none of a unit."""
-    names = [*dict.fromkeys(name for rows in parts for name in rows.columns.get(source, ()))]
-    place = {name: k for k, name in enumerate(names)}
-    joined = np.full((len(names), sum(map(len, parts))), np.nan)
-    start = 0
-    for rows in parts:
-        own = rows.columns.get(source, ())
-        here = slice(start, start + len(rows))
-        start += len(rows)
-        if list(own) == names:
-            joined[:, here] = rows.values[source].T
-        elif own:
-            joined[[place[name] for name in own], here] = rows.values[source].T
-    return dict(zip(names, joined, strict=True))
+    tables = [rows.values.get(source, {}) for rows in parts]
+    names = dict.fromkeys(name for table in tables for name in table)
+    blank = {len(rows): torch.full((len(rows),), torch.nan, dtype=torch.float64) for rows in parts}
+    return {
+        name: torch.cat(
+            [table.get(name, blank[len(rows)]) for rows, table in zip(parts, tables, strict=True)]
+        ).numpy()
+        for name in names
+    }
 
 
 def nothing(n: int) -> Floats:

@@ -1,7 +1,8 @@
-"""What a run computes from: config, classifier, images with labels, sources, probes."""
+"""A job: config, classifier, images with labels, sources and probes of a run."""
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
@@ -41,7 +42,7 @@ from sufficit.probes.guarded import GuardedProbe
 from sufficit.probes.probe import Donors, Probe
 from sufficit.probes.standard import MSI, Derived, Scoring, check_column_names, check_twin
 from sufficit.provenance import plain
-from sufficit.runs.config import FEWEST_UNITS, LONG, MODEL, SAMPLED, SEARCHED, UNIT, RunConfig
+from sufficit.runs.config import FEWEST_UNITS, LONG, SAMPLED, SEARCHED, UNIT, RunConfig
 from sufficit.runs.probes_of import derived_of, probes_of
 from sufficit.runs.reader import Reader
 from sufficit.runs.store import UNIT_SIZE, UNITS
@@ -50,6 +51,11 @@ from sufficit.statistics import Chance
 
 FIRST_LOOK = 200  # images; each look has twice as many as the one before
 RESERVED = ("overlays", UNITS)  # folders of a run; a source may be called as its maps are
+# Options that decide no number, or that the key holds by their content.
+NOT_IN_KEY = (
+    *("model", "weights", "twin", "data", "truth", "methods", "unit_size"),
+    *("compile", "quick", "save_heatmaps", "log"),
+)
 
 
 @dataclass(frozen=True)
@@ -85,17 +91,18 @@ class Job:
     only: tuple[Probe, ...] | None = None  # the probes of a first run, in place of all
 
     def __getstate__(self) -> dict[str, Any]:
-        """What a worker needs: probes that are made, and no list of images; units hold theirs."""
+        """Return the fields for a worker, which needs no list of images: units hold theirs."""
         state = {one.name: getattr(self, one.name) for one in fields(self)}
-        made = {name: getattr(self, name) for name in ("probes", "derived", "reader")}
-        return state | made | {"entries": None}
+        # Some probes and derived columns depend on the list of images.
+        return state | {"probes": self.probes, "derived": self.derived, "entries": None}
 
     @cached_property
     def schedule(self) -> Schedule:
         """The points of all curves; while alpha_min is searched for, at its usual value."""
-        config, usual = self.config, RunConfig.alpha_min
-        given = config.alpha_min if isinstance(config.alpha_min, float) else usual
-        alpha = given if self.alpha_min is None else self.alpha_min
+        config = self.config
+        # What a first run found; what was given, if it is a number; the usual value.
+        known = (self.alpha_min, config.alpha_min, RunConfig.alpha_min)
+        alpha = next(one for one in known if isinstance(one, float))
         (found,) = schedules_for([alpha], config.score_kind, config.value_step, config.percent_step)
         return found
 
@@ -107,14 +114,14 @@ class Job:
     @cached_property
     def scoring(self) -> Scoring:
         """The columns that are wanted, and how many masks are asked for them."""
-        config, calls = self.config, self.config.most_calls
+        calls = self.config.most_calls
         wanted = metrics_named(
-            config.column_words,
+            self.config.column_words,
             self.metrics,
-            truth=self.truth is not None or config.truth is not None,
+            truth=self.truth is not None or self.config.truth is not None,
             sampled=calls is not None,
         )
-        return Scoring(wanted, self.schedule, calls, config.seed)
+        return Scoring(wanted, self.schedule, calls, self.config.seed)
 
     @cached_property
     def probes(self) -> list[Probe]:
@@ -169,8 +176,11 @@ class Job:
     @property
     def looks(self) -> list[int]:
         """The number of units at each look at the results; without `within` one, at all."""
-        images, unit = len(self.entries), self.entries.unit
-        return [-(-images // unit)] if self.config.within is None else look_sizes(images, unit)
+        images = len(self.entries)
+        unit = self.entries.unit
+        if self.config.within is None:
+            return [math.ceil(images / unit)]
+        return look_sizes(images, unit)
 
     @property
     def chance(self) -> Chance:
@@ -180,8 +190,8 @@ class Job:
     @property
     def class_folders(self) -> Mapping[str, int]:
         """The class number of each class folder; a shard is not a class folder."""
-        in_shards = ".tar/" in self.entries[0].image.name
-        return {} if in_shards else self.entries.numbers or {}
+        is_in_shard = ".tar/" in self.entries[0].image.name
+        return {} if is_in_shard else self.entries.numbers or {}
 
     @property
     def calls(self) -> int:
@@ -207,16 +217,19 @@ class Job:
         """Whether a compiled copy of the model answers for masked images."""
         if any(drops(fill) for fill in self.config.fills):
             return False  # a compiled copy has no parts that take tokens
+        # Probes count the passes, and are made of the models that answer: of the plain ones here,
+        # whatever is found. A cached property is set in __dict__.
         plain_job = replace(self, held=None)
-        plain_job.__dict__["compiles"] = False  # the probes of which count the passes
+        plain_job.__dict__["compiles"] = False
         return pays(self.classifier, self.device, plain_job.calls, self.config.compile)
 
     @cached_property
     def copies(self) -> dict[Classifier, FastCopy]:
-        """What answers for masked images faster than the models themselves, where that pays."""
-        models = [self.classifier, *([] if self.twin is None else [self.twin])]
-        size = self.config.batch_size
-        return {one: FastCopy(one, size) for one in models} if self.compiles else {}
+        """Return the compiled copy of each model, where that pays; else nothing."""
+        if not self.compiles:
+            return {}
+        models = [self.classifier] if self.twin is None else [self.classifier, self.twin]
+        return {model: FastCopy(model, self.config.batch_size) for model in models}
 
     @property
     def device(self) -> str:
@@ -247,6 +260,7 @@ class Job:
         count = min(most, images)
         if self.config.within is not None:
             return frozenset(self.order[:count].tolist())
+        # Evenly, because class folders come one after the other.
         return frozenset(i * images // count for i in range(count))
 
     def asking_only(self, images: Sequence[int], probe: Probe) -> "Job":
@@ -266,12 +280,11 @@ class Job:
 
     def key(self) -> dict[str, Any]:
         """All that must be the same to resume. Model, data and sources count by their content."""
-        # What comes of these is below.
-        other = {"model", "data", "methods", "save_heatmaps", "weights", "unit_size", "log"}
-        other |= {"compile", "quick", "twin", "truth"}
-        config = {name: one for name, one in asdict(self.config).items() if name not in other}
         classifier = self.classifier
-        return config | {
+        settings = {
+            name: value for name, value in asdict(self.config).items() if name not in NOT_IN_KEY
+        }
+        return settings | {
             "methods": {source.name: source.digest() for source in self.sources},
             "metrics": {name: _metric_digest(one) for name, one in self.metrics.items()},
             "probes": {probe.key: identity_of(probe) for probe in self.extra},
@@ -301,7 +314,7 @@ def look_sizes(images: int, unit: int) -> list[int]:
     """
     doublings = max(0, (images - 1) // FIRST_LOOK).bit_length()
     counts = [*(FIRST_LOOK * 2**k for k in range(doublings)), images]
-    return sorted({-(-count // unit) for count in counts})
+    return sorted({math.ceil(count / unit) for count in counts})
 
 
 def make_job(
@@ -316,12 +329,13 @@ def make_job(
     metrics: Mapping[str, AnyMetric] | None = None,
     probes: Sequence[Probe] = (),
 ) -> Job:
-    """The job of a config. What is wrong with it is said here, before any image is scored.
+    """The job of a config; raise here, before any image is scored, for what is wrong with it.
 
-    A classifier, images, sources, a size of units, a twin or a truth take the place of those the
-    config names.
+    A classifier, images, sources, a size of units, a twin or a truth replace those that the config
+    names.
     """
-    config = config if unit is None else replace(config, unit_size=unit)
+    if unit is not None:
+        config = replace(config, unit_size=unit)
     if sources is None:
         sources = sources_of(
             config.methods,
@@ -332,14 +346,17 @@ def make_job(
         )
     check_names(sources, RESERVED)
     if classifier is None:
-        classifier = load_model(config, layer=None)  # sources name their layer
+        classifier = load_model(replace(config, layer=None))  # sources name their layer
     elif config.output not in (None, classifier.output):
         raise UserError(
             f"the classifier gives {classifier.output}, not {config.output}: set it there, as in"
             f' Classifier(..., output="{config.output}")'
         )
     config, classifier = _with_score(config, classifier, twin)
-    images = open_images(config.data, **config.column_options()) if images is None else images
+    if images is None:
+        images = open_images(
+            config.data, image_column=config.image_column, label_column=config.label_column
+        )
     twin = _twin_of(config, twin, classifier, images)
     check_batch_size(config.batch_size)
     _check_fills(config, classifier, twin)
@@ -356,7 +373,8 @@ def make_job(
             )
         some = drawn(images, config.images, config.seed)
         entries = listed(some, config.unit_size or UNIT)
-    truth = truth_from(config.truth) if truth is None else truth
+    if truth is None:
+        truth = truth_from(config.truth)
     job = Job(
         config=config,
         classifier=classifier,
@@ -369,24 +387,34 @@ def make_job(
         extra=tuple(probes),
     )
     job = _in_smaller_units(_with_calls(job))
-    names = [entry.image.name for entry in job.entries]
-    for source in sources:
-        source.check(classifier, names)
-    if truth is not None:
-        truth.check(names)
-    needing = [name for name in ("within",) if getattr(config, name)]
-    needing += [name for name in ("ceiling",) if name in config.wanted_checks]
-    searches = config.alpha_min == "search"
-    if needing and (MSI not in job.scoring.metrics or searches):
-        raise UserError(
-            f"{needing[0]} needs MSI at one alpha_min, from the first image on: add msi to columns,"
-            " and give alpha_min a number instead of search"
-        )
-    if searches and MSI not in job.scoring.metrics:
-        raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
+    _check_files(job)
+    _check_msi(job)
     for probe in job.probes:
         _ = probe.calls  # raises for too few calls
     return job
+
+
+def _check_files(job: Job) -> None:
+    """Raise where sources or truth do not fit the images."""
+    names = [entry.image.name for entry in job.entries]
+    for source in job.sources:
+        source.check(job.classifier, names)
+    if job.truth is not None:
+        job.truth.check(names)
+
+
+def _check_msi(job: Job) -> None:
+    """Raise where a check or a search needs MSI, which is not scored."""
+    has_msi = MSI in job.scoring.metrics
+    needs_msi = job.config.within or "ceiling" in job.config.wanted_checks
+    if needs_msi and (job.is_searching or not has_msi):
+        needing = "within" if job.config.within else "ceiling"
+        raise UserError(
+            f"{needing} needs MSI at one alpha_min, from the first image on: add msi to columns,"
+            " and give alpha_min a number instead of search"
+        )
+    if job.is_searching and not has_msi:
+        raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
 
 
 def _with_calls(job: Job) -> Job:
@@ -404,9 +432,9 @@ def _with_calls(job: Job) -> Job:
 
 def _in_smaller_units(job: Job) -> Job:
     """The job with smaller units where a run is long and has few images, so that it keeps some."""
-    images, classifier = len(job.entries), job.classifier
-    few = -(-images // FEWEST_UNITS)
-    weights = sum(one.numel() for one in classifier.bare.parameters())
+    few = math.ceil(len(job.entries) / FEWEST_UNITS)
+    # Forward passes times weights is about proportional to the time that a run takes.
+    weights = sum(one.numel() for one in job.classifier.bare.parameters())
     if job.config.unit_size is not None or few >= UNIT or job.calls * weights < LONG:
         return job
     entries = listed([entry.image for entry in job.entries], few)
@@ -426,7 +454,8 @@ def _twin_of(
         twin = load_classifier(config.twin, device=config.device, precision=config.precision)
     if twin is not None:
         check_twin(classifier, twin)
-        own, wanted = num_classes(twin, images), num_classes(classifier, images)
+        own = num_classes(twin, images)
+        wanted = num_classes(classifier, images)
         if own != wanted:
             raise UserError(
                 f"the twin has {own} classes and the model {wanted}: give a twin of this model"
@@ -448,8 +477,9 @@ def _with_score(
         raise UserError("a score of your own has no classes: leave out --twin and --targets label")
     checks = tuple(sorted(config.wanted_checks - {"leak"}))
     if "leak" in config.wanted_checks:
-        words = "leak and clean accuracy need classes, which a score of your own has not: left out"
-        warn_user(words)
+        warn_user(
+            "leak and clean accuracy need classes, which a score of your own has not: left out"
+        )
     return replace(config, targets="prediction", checks=checks), classifier
 
 
@@ -462,16 +492,26 @@ def _check_fills(config: RunConfig, classifier: Classifier, twin: Classifier | N
                 token_model(model)  # raises for a model without tokens
 
 
-def load_model(config: RunConfig, **changed: Any) -> Classifier:
-    """The classifier that the options MODEL of a config name, some of them changed."""
-    return load_classifier(**{name: getattr(config, name) for name in MODEL} | changed)
+def load_model(config: RunConfig) -> Classifier:
+    """The classifier that a config names."""
+    return load_classifier(
+        config.model,
+        weights=config.weights,
+        num_classes=config.num_classes,
+        size=config.size,
+        device=config.device,
+        precision=config.precision,
+        layer=config.layer,
+        output=config.output,
+        prompts=config.prompts,
+    )
 
 
 def _model_digest(classifier: Classifier) -> str:
     """The weights to the bit; a fingerprint is alike for weights that are nearly the same."""
     state = {**dict(classifier.bare.named_parameters()), **dict(classifier.bare.named_buffers())}
-    seen = (classifier.mean, classifier.std, classifier.output)
-    return _digest([list(state), digest(*state.values()), *seen])
+    weights = digest(*state.values())
+    return _digest([list(state), weights, classifier.mean, classifier.std, classifier.output])
 
 
 def _metric_digest(metric: AnyMetric) -> str:

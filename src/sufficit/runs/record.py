@@ -1,8 +1,8 @@
-"""run.json, as types: what a run did, and what its tables do not say."""
+"""run.json as a dataclass: facts of a run that are not in its tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
-from math import isnan
+from math import inf, isnan
 from typing import TYPE_CHECKING, Any
 
 from sufficit.metrics.column import Heading
@@ -27,7 +27,7 @@ class SearchRecord:
 
 @dataclass(frozen=True)
 class TruthRecord:
-    """Of how many images the truth is known."""
+    """The number of images whose truth is missing or unusable."""
 
     path: str | None
     n_without: int
@@ -79,7 +79,7 @@ class Record:
     made: dict[str, Any] = field(default_factory=dict)  # config, command, time, commit, versions
 
     def as_json(self, job: "Job") -> dict[str, Any]:
-        """What run.json holds."""
+        """Return the content of run.json: the fields, then config, command, time and versions."""
         made = provenance(asdict(job.config), job.classifier.device, job.classifier.dtype)
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "made"}
         found: dict[str, Any] = plain(made | own)
@@ -87,15 +87,21 @@ class Record:
 
     @staticmethod
     def read(known: Mapping[str, Any]) -> "Record":
-        """What run.json held; what another version wrote besides is kept in `made`."""
+        """Return the record of a run.json; what is no field of a record is kept in `made`."""
         own = {one.name for one in fields(Record)} - {"made"}
-        found: Record = typed(Record, {name: known[name] for name in known if name in own})
-        limits = {n: replace(h, limits=_limits(h.limits)) for n, h in found.columns.items()}
+        found: Record = typed(Record, {name: value for name, value in known.items() if name in own})
+        columns = {
+            name: replace(heading, limits=_limits(heading.limits))
+            for name, heading in found.columns.items()
+        }
         rest = {name: value for name, value in known.items() if name not in own}
-        return replace(found, columns=limits, made=rest)
+        return replace(found, columns=columns, made=rest)
 
 
 def _limits(values: Sequence[float | None]) -> tuple[float, float]:
-    """Limits as JSON has them: null where there is none."""
-    low, high = (None if one is None or isnan(one) else one for one in values)
-    return (-float("inf") if low is None else low, float("inf") if high is None else high)
+    """Limits from JSON, which has null or NaN where there is no limit."""
+    low, high = values
+    return (
+        -inf if low is None or isnan(low) else low,
+        inf if high is None or isnan(high) else high,
+    )

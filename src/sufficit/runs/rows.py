@@ -17,7 +17,7 @@ from sufficit.files import make_folder, writing
 from sufficit.metrics.metric import CURVES, Curve, Schedule, curves_of
 from sufficit.outside import csv_cell
 from sufficit.probes.band import CURVE, BandProbe
-from sufficit.runs.unit_rows import StoredUnit
+from sufficit.runs.unit_rows import Rows
 from sufficit.sources import Maps
 from sufficit.sums import Floats
 
@@ -47,7 +47,9 @@ class SourceWriter:
         heatmaps: bool,
     ) -> None:
         make_folder(place)
-        self._place, self._schedule, self._asked = place, schedule, asked
+        self._place = place
+        self._schedule = schedule
+        self._asked = asked
         self._rows = closing.enter_context(table_writer(place / "scores.parquet", SCORES_GROUP))
         self._curves = None
         if asked is not None and asked.keeps_answers:
@@ -73,12 +75,10 @@ class SourceWriter:
             table = table.replace_schema_metadata({ESTIMATES: b"each image's values"})
         self._rows(table)
 
-    def add_curves(self, rows: StoredUnit, source: str) -> None:
+    def add_curves(self, rows: Rows, source: str) -> None:
         """Add up the curves of a unit; write those of each image where all masks were asked."""
-        for name, curve in rows.curves_of(source).items():
-            if name not in self._sums:
-                self._sums[name] = np.zeros_like(curve)
-            self._sums[name] += curve
+        for name, curve in rows.curves.get(source, {}).items():
+            self._sums[name] = self._sums.get(name, 0.0) + curve.numpy()
         if self._curves is not None and source in rows.answers:
             assert self._asked is not None
             answers = self._asked.kept(rows.answers[source])
@@ -202,7 +202,8 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
     """One row per image of every source; `rows[source]` reads all of them, each time."""
 
     def __init__(self, folder: Path, files: Mapping[str, Path | bytes]) -> None:
-        self._folder, self._files = folder, files
+        self._folder = folder
+        self._files = files
 
     def __getitem__(self, source: str) -> "pandas.DataFrame":
         with self._open(source) as file:
@@ -253,7 +254,9 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
         """Some columns of some images, in their order."""
         import pyarrow
 
-        parts, start, wanted = [], 0, sorted({*rows})
+        parts = []
+        start = 0
+        wanted = sorted({*rows})
         with self._open(source) as file:
             for batch in file.iter_batches(columns=[*columns]):
                 here = [row - start for row in wanted if 0 <= row - start < len(batch)]

@@ -1,6 +1,7 @@
 """The units of a run on disk: a file of rows per unit, whole or absent; the rule for resuming."""
 
 import json
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,12 +21,16 @@ from sufficit.errors import UserError, cannot_resume
 from sufficit.files import is_unfinished, make_folder, names_in, read_json, remove_folder, writing
 from sufficit.lock import locked
 from sufficit.provenance import plain, save_json
-from sufficit.runs.unit_rows import Rows, StoredUnit
+from sufficit.runs.unit_rows import Rows
 from sufficit.sources import CONTROLS, Asked, Maps
 
-UNITS, MAPS = "units", "drawn"  # folders: one while a run lasts, one for good
-UNIT, HELD = "unit", "held"  # kinds of files
-KEY, UNIT_SIZE, RUN = "key.json", "images per unit", "run"
+UNITS = "units"  # the folder of what only a resume needs; it goes at the end of a run
+MAPS = "drawn"  # the folder of heatmaps as they were drawn; it stays
+UNIT = "unit"  # a file of the images that are scored
+HELD = "held"  # a file of the images that a probe needs before all others
+KEY = "key.json"  # the file of the settings of a run
+UNIT_SIZE = "images per unit"  # a key of that file
+RUN = "run"  # the digest of settings and images, in that file and in every other one
 ROW_FILES = ("scores.parquet", "curves.parquet", "heatmaps.npz")  # of each source
 FILES = (
     *("run.json", "summary.json", "curves.json", "pairs.csv", "skipped.csv", "shown.safetensors"),
@@ -35,9 +40,6 @@ MOST_RECORD = 2**28  # bytes of a run.json
 FORMAT = 10  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
 MACHINE = ("device", "torch", "versions", "compiled")  # may differ when every unit is there
-
-
-Values = TypeVar("Values")
 
 
 @dataclass(frozen=True)
@@ -109,6 +111,7 @@ class Store:
         with ThreadPoolExecutor(1) as pool:
 
             def write(rows: Rows) -> None:
+                # One unit at a time is behind, so that an error of the disk ends the run soon.
                 while waiting:
                     waiting.pop().result()
                 waiting.append(pool.submit(self.write, rows))
@@ -121,7 +124,8 @@ class Store:
         """Write a unit's maps, then its rows, which make it done: whole or not at all."""
         self.write_maps(rows, kind)
         tensors = {"targets": rows.targets}
-        columns, points = {}, {}
+        columns = {}  # the names of each source's columns, in the order of the tensor
+        points = {}  # the number of points of each curve
         for source, values in rows.values.items():
             columns[source] = [*values]
             tensors[f"values/{source}"] = torch.stack([*values.values()], dim=1)
@@ -144,105 +148,100 @@ class Store:
 
     def read(self, unit: int, kind: str = UNIT, *, answers: bool = False) -> Rows:
         """A unit's rows, with the model's answers only if they are wanted; without maps."""
-        file = self._load(self.path(unit, kind), lambda name: answers or "answers/" not in name)
-        rows = Rows(unit, **_row_facts(file.facts), targets=file.tensors["targets"])
-        for source, names in file.facts["columns"].items():
+        file = self._load(self.path(unit, kind))
+        facts = file.facts
+        rows = Rows(
+            unit,
+            names=tuple(facts["names"]),
+            numbers=tuple(facts["numbers"]),
+            targets=file.tensors["targets"],
+            shape=tuple(facts["shape"]),
+            notes=facts["notes"],
+            remark=facts["remark"],
+        )
+        for source, names in facts["columns"].items():
             values = file.tensors[f"values/{source}"].unbind(1)
             rows.values[source] = dict(zip(names, values, strict=True))
-        for source, points in file.facts["points"].items():
-            parts = file.tensors[f"curves/{source}"].split([*points.values()], dim=1)
-            rows.curves[source] = dict(zip(points, parts, strict=True))
-        rows.answers = _by_source(file.tensors, "answers/")
+        for source, points in facts["points"].items():
+            curves = file.tensors[f"curves/{source}"].split([*points.values()], dim=1)
+            rows.curves[source] = dict(zip(points, curves, strict=True))
+        if answers:
+            for name, part in _below("answers/", file.tensors).items():
+                # The name of a source may hold a slash, that of a part does not.
+                source, _, kind_of_answer = name.rpartition("/")
+                rows.answers.setdefault(source, {})[kind_of_answer] = part
         return rows
-
-    def read_arrays(self, unit: int, *, answers: bool = False) -> StoredUnit:
-        """A unit's rows as arrays: a fifth of the time of `read`."""
-        arrays, facts = self._checked(self.path(unit), read_arrays)
-        parts = {n: torch.from_numpy(a.copy()) for n, a in arrays.items() if answers}
-        return StoredUnit(
-            unit,
-            **_row_facts(facts),
-            targets=arrays["targets"],
-            columns=facts["columns"],
-            values={source: arrays[f"values/{source}"] for source in facts["columns"]},
-            points=facts["points"],
-            curves={source: arrays[f"curves/{source}"] for source in facts["points"]},
-            answers=_by_source(parts, "answers/"),
-        )
 
     # Maps
 
     def write_maps(self, rows: Rows, kind: str = UNIT) -> None:
         """Write the maps at the size they were drawn. Controls are drawn again when needed."""
         drawn = {name: one for name, one in rows.maps.items() if name not in CONTROLS}
-        facts = {
-            "names": rows.names,
-            "numbers": rows.numbers,
-            "shape": rows.shape,
-            "final": {name: one.final for name, one in drawn.items()},
-            "fills": {n: one.asked.fills for n, one in drawn.items() if one.asked},
-            "unseen": {n: one.asked.unseen for n, one in drawn.items() if one.asked},
-        }
-        tensors = {f"maps/{name}": one.maps for name, one in drawn.items()}
+        tensors = {}
         for name, one in drawn.items():
-            tensors |= {f"columns/{name}/{column}": v for column, v in one.columns.items()}
+            tensors[f"maps/{name}"] = one.maps
             if one.shares is not None:
                 tensors[f"shares/{name}"] = one.shares
             if one.asked is not None:
                 tensors[f"asked/{name}/named"] = one.asked.named
                 tensors[f"asked/{name}/confidences"] = one.asked.confidences
-            tensors |= {f"notes/{name}/{kind}": marks for kind, marks in one.notes.items()}
-        self._save(
-            self.path(rows.unit, kind, MAPS if kind == UNIT else UNITS + "/maps"), tensors, facts
-        )
+            for column, values in one.columns.items():
+                tensors[f"columns/{name}/{column}"] = values
+            for note, marks in one.notes.items():
+                tensors[f"notes/{name}/{note}"] = marks
+        facts = {
+            "names": rows.names,
+            "numbers": rows.numbers,
+            "shape": rows.shape,
+            "final": {name: one.final for name, one in drawn.items()},
+            "fills": {name: one.asked.fills for name, one in drawn.items() if one.asked},
+            "unseen": {name: one.asked.unseen for name, one in drawn.items() if one.asked},
+        }
+        self._save(self._maps_path(rows.unit, kind), tensors, facts)
 
     def read_maps(self, unit: int, kind: str = UNIT) -> "StoredMaps":
         """The maps of a unit."""
-        place = MAPS if kind == UNIT else UNITS + "/maps"
-        file = self._load(self.path(unit, kind, place))
+        file = self._load(self._maps_path(unit, kind))
         maps = {}
         for name, final in file.facts["final"].items():
-            columns, notes = (
-                _below(f"{kind}/{name}/", file.tensors) for kind in ("columns", "notes")
-            )
             maps[name] = Maps(
                 maps=file.tensors[f"maps/{name}"],
                 final=final,
-                columns=columns,
-                notes=notes,
+                columns=_below(f"columns/{name}/", file.tensors),
+                notes=_below(f"notes/{name}/", file.tensors),
                 shares=file.tensors.get(f"shares/{name}"),
                 asked=_asked_in(file, name),
             )
         return StoredMaps(
-            tuple(file.facts["names"]), tuple(file.facts["numbers"]), maps, file.facts["shape"]
+            names=tuple(file.facts["names"]),
+            numbers=tuple(file.facts["numbers"]),
+            maps=maps,
+            shape=file.facts["shape"],
         )
 
     # Files
+
+    def _maps_path(self, unit: int, kind: str) -> Path:
+        """The file of a unit's maps; those of images held before all others go with the units."""
+        return self.path(unit, kind, MAPS if kind == UNIT else f"{UNITS}/maps")
 
     def _save(self, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
         make_folder(path.parent)
         save_tensors(path, tensors, {RUN: self.run, **plain(facts)})
 
-    def _load(self, path: Path, wanted: Callable[[str], bool] = lambda _: True) -> UnitFile:
-        def read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-            found = read_tensors(path, wanted)
-            return found.tensors, found.facts
-
-        return UnitFile(*self._checked(path, read))
-
-    def _checked(
-        self, path: Path, read: Callable[[Path], tuple[dict[str, Values], dict[str, Any]]]
-    ) -> tuple[dict[str, Values], dict[str, Any]]:
-        """Values and facts of a file; raise where it is broken, or of another run."""
+    def _load(self, path: Path) -> UnitFile:
+        """Tensors and facts of a file; raise where it is broken, or of another run."""
         try:
-            values, facts = read(path)
-            if facts.pop(RUN, "") != self.run and self.run:
+            file = read_tensors(path)
+            if self.run and file.facts.get(RUN) != self.run:
                 raise ValueError("a run with other settings or images wrote it")
         except Exception as error:  # safetensors has errors of its own
             raise UserError(
                 f"cannot read {path} ({error}): delete it and run the same command again"
             ) from error
-        return values, facts
+        return file
+
+    # Deleting
 
     def remove_units(self) -> None:
         """Delete what only a resume needs, and what killed processes left half written."""
@@ -286,11 +285,6 @@ class Store:
         found = {"unit": unit, "images": list(images), "reason": reason}
         save_json(self.folder / UNITS / f"failed-{unit:06d}.json", found)
 
-    def clear_failures(self) -> None:
-        """Forget the failures: the units are tried again."""
-        for path in (self.folder / UNITS).glob("failed-*.json"):
-            path.unlink(missing_ok=True)
-
     def state(self) -> "RunState":
         """How far the run is, from its files alone."""
         path = self.folder / UNITS / KEY
@@ -301,15 +295,22 @@ class Store:
                     f"{self.folder} holds a run of another kind: give the --out of compare,"
                     " evaluate, explain or a training"
                 )
-            return RunState(0, 0, images, images, [], is_finished=True)
+            return RunState(
+                done=0, units=0, done_images=images, images=images, failed=[], is_finished=True
+            )
         if not path.exists():
             raise UserError(f"{self.folder} holds no run: give the --out of one")
-        images, size = len(Manifest(path.with_name(MANIFEST))), read_json(path)[UNIT_SIZE]
+        images = len(Manifest(self.manifest))
+        size = read_json(path)[UNIT_SIZE]
         done = self.done()
-        done_images = sum(min(size, images - unit * size) for unit in done)
-        failed = [read_json(one) for one in sorted(path.parent.glob("failed-*.json"))]
-        failed = [one for one in failed if one["unit"] not in done]
-        return RunState(len(done), -(-images // size), done_images, images, failed)
+        failures = [read_json(one) for one in sorted(path.parent.glob("failed-*.json"))]
+        return RunState(
+            done=len(done),
+            units=math.ceil(images / size),
+            done_images=sum(min(size, images - unit * size) for unit in done),  # the last is short
+            images=images,
+            failed=[one for one in failures if one["unit"] not in done],
+        )
 
     def pace(self) -> tuple[float, float] | None:
         """Units per second lately, seconds since the last; None with fewer than two."""
@@ -320,7 +321,9 @@ class Store:
             return None
         if len(times) < 2 or times[-1] <= times[0]:
             return None
-        return (len(times) - 1) / (times[-1] - times[0]), max(0.0, time.time() - times[-1])
+        speed = (len(times) - 1) / (times[-1] - times[0])
+        idle = max(0.0, time.time() - times[-1])
+        return speed, idle
 
     # Starting and resuming
 
@@ -329,7 +332,8 @@ class Store:
 
         Return the store of this run.
         """
-        whole, path = _whole_key(key), self.folder / UNITS / KEY
+        whole = _whole_key(key)
+        path = self.folder / UNITS / KEY
         if not path.exists() or self.is_empty:
             self.clear_units()
             make_folder(path.parent)
@@ -337,7 +341,7 @@ class Store:
             store = replace(self, run=_digest(whole, entries))
             save_json(path, {**whole, RUN: store.run})
             return store
-        known, units = read_json(path), -(-len(entries) // entries.unit)
+        known = read_json(path)
         if known.get("format") != FORMAT:
             raise UserError(
                 f"Cannot resume {self.folder}: another version of Sufficit started it. Use"
@@ -345,14 +349,21 @@ class Store:
             )
         store = replace(self, run=str(known.pop(RUN, "")))
         _check_images(self.folder, Manifest(self.manifest), entries)
-        complete = len(self.done()) == units
+        units = math.ceil(len(entries) / entries.unit)
+        is_complete = len(self.done()) == units
         for name in {**known, **whole}:
-            was, is_now = known.get(name), whole.get(name)
-            # With all units there, the machine decides no number; on_error may become skip.
-            free = (complete and name in MACHINE) or (name, was) == ("on_error", "stop")
-            if was != is_now and not free:
-                raise cannot_resume(self.folder, name, was, is_now)
+            was = known.get(name)
+            is_now = whole.get(name)
+            if was == is_now:
+                continue
+            if is_complete and name in MACHINE:
+                continue  # every unit is there: the machine decides no number any more
+            if name == "on_error" and was == "stop":
+                continue  # no image was skipped so far
+            raise cannot_resume(self.folder, name, was, is_now)
         entries.save(self.manifest)  # the images may have been moved
+        for failure in (self.folder / UNITS).glob("failed-*.json"):  # these units are tried again
+            failure.unlink(missing_ok=True)
         return store
 
     def check_free(self) -> None:
@@ -405,39 +416,37 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
     from safetensors.torch import save
 
     # Copies, because safetensors refuses tensors that share memory.
-    whole = {name: t.detach().cpu().contiguous().clone() for name, t in tensors.items()}
+    whole = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
     with writing(path) as part:
         # Not save_file: it does not report a full disk as an OSError.
         # One entry: safetensors writes several in any order, so that bytes would differ.
         part.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
 
 
-def read_tensors(path: Path, wanted: Callable[[str], bool] = lambda _: True) -> UnitFile:
-    """What `save_tensors` wrote, or some of its tensors."""
-    from safetensors import safe_open
+def read_tensors(path: Path) -> UnitFile:
+    """Return the tensors and facts that `save_tensors` wrote."""
+    from safetensors.torch import load
 
-    with safe_open(path, framework="pt") as opened:
-        tensors = {name: opened.get_tensor(name) for name in opened.keys() if wanted(name)}  # noqa: SIM118  # it is no dict
-        return UnitFile(tensors, json.loads(opened.metadata()["facts"]))
+    # One read: a run has thousands of files, and safe_open takes twice as long for each.
+    content = path.read_bytes()
+    tensors = load(content)
+    # `load` does not return the header: its length as 8 bytes, then JSON.
+    header = content[8 : 8 + int.from_bytes(content[:8], "little")]
+    facts = json.loads(header)["__metadata__"]["facts"]
+    return UnitFile(tensors, json.loads(facts))
 
 
 def _below(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors whose names have this start, which they lose."""
-    return {n.removeprefix(start): one for n, one in tensors.items() if n.startswith(start)}
-
-
-def read_arrays(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What `save_tensors` wrote, as arrays, by one read of the file."""
-    from safetensors.numpy import load
-
-    content = path.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")  # of the header, which `load` does not return
-    arrays = load(content)
-    return arrays, json.loads(json.loads(content[8:end])["__metadata__"]["facts"])
+    return {
+        name.removeprefix(start): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(start)
+    }
 
 
 def _asked_in(file: UnitFile, name: str) -> Asked | None:
-    """What the model said while a source's maps were cut, if they were."""
+    """Return what the model said while a source's maps were cut; None if they were not."""
     if name not in file.facts["fills"]:
         return None
     return Asked(
@@ -448,33 +457,12 @@ def _asked_in(file: UnitFile, name: str) -> Asked | None:
     )
 
 
-def _by_source(tensors: Mapping[str, Tensor], start: str) -> dict[str, dict[str, Tensor]]:
-    """Tensors whose names are start, source/part: by source and part."""
-    found: dict[str, dict[str, Tensor]] = {}
-    for name, tensor in tensors.items():
-        if name.startswith(start):
-            source, _, part = name.removeprefix(start).rpartition("/")
-            found.setdefault(source, {})[part] = tensor
-    return found
-
-
-def _row_facts(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """What the facts of a unit say of its images, as Rows has it."""
-    return {
-        "names": tuple(facts["names"]),
-        "numbers": tuple(facts["numbers"]),
-        "shape": tuple(facts["shape"]),
-        "notes": facts["notes"],
-        "remark": facts["remark"],
-    }
-
-
 def _whole_key(key: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain(key), "format": FORMAT}
 
 
 def _digest(key: Mapping[str, Any], entries: Manifest) -> str:
-    """What tells a run from others: its settings and its images."""
+    """Return the digest of settings and images, which tells a run from others."""
     found = sha256(json.dumps(key, sort_keys=True).encode())
     for one in entries.digests():
         found.update(one.encode())
@@ -488,17 +476,20 @@ def _check_images(out: Path, known: Manifest, now: Manifest) -> None:
     for number, (before, after) in enumerate(zip(known.digests(), now.digests(), strict=False)):
         if before == after:
             continue
-        was, is_now = known.row(number), now.row(number)
+        was = known.row(number)
+        is_now = now.row(number)
         for k, (old, new) in enumerate(zip(was["name"], is_now["name"], strict=False)):
             if old != new:
                 raise cannot_resume(out, f"image {number * now.unit + k}", old, new)
             if was["size"][k] != is_now["size"][k]:
-                change = f"{was['size'][k]} bytes", f"{is_now['size'][k]} bytes"
-                raise cannot_resume(out, old, *change)
+                size_before = f"{was['size'][k]} bytes"
+                size_now = f"{is_now['size'][k]} bytes"
+                raise cannot_resume(out, old, size_before, size_now)
             if was["folder"][k] != is_now["folder"][k]:
                 raise cannot_resume(out, f"label of {old}", was["folder"][k], is_now["folder"][k])
             if was["version"][k] != is_now["version"][k]:
-                change = f"written at {was['version'][k]}", f"written at {is_now['version'][k]}"
-                raise cannot_resume(out, old, *change)
+                written_before = f"written at {was['version'][k]}"
+                written_now = f"written at {is_now['version'][k]}"
+                raise cannot_resume(out, old, written_before, written_now)
     if len(known) != len(now):
         raise cannot_resume(out, "number of images", len(known), len(now))

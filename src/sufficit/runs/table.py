@@ -38,7 +38,7 @@ from sufficit.runs.rows import SourceWriter, csv_writer
 from sufficit.runs.search import Search
 from sufficit.runs.shown import maps_in_full, write_shown
 from sufficit.runs.store import Store
-from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, StoredUnit
+from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, Rows
 from sufficit.similarity import RankedCondition, correlations
 from sufficit.sources import STRETCHED
 from sufficit.statistics import Estimate, estimates_of, ratio_of, standing_of
@@ -316,7 +316,7 @@ def _add_conditions(
             totals.right[condition.key] = known
 
 
-def _add_notes(totals: Totals, rows: StoredUnit, store: Store, closing: ExitStack) -> None:
+def _add_notes(totals: Totals, rows: Rows, store: Store, closing: ExitStack) -> None:
     """Add what a unit says besides its rows; skipped images are written down."""
     for kind, found in rows.notes.items():
         if kind == SKIPPED and found:

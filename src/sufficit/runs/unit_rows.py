@@ -1,10 +1,8 @@
-"""The rows of one unit: what probes and sources found of its images. This is what a run stores."""
+"""The rows of one unit, which a run stores: what probes and sources found of its images."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -14,8 +12,9 @@ from sufficit.probes.band import ANSWERS
 from sufficit.probes.probe import SourceRows
 from sufficit.sources import Maps
 
-RIGHT, EMPTY = "clean_accuracy", "empty@"  # what the engine itself knows of each image
-Notes = dict[str, dict[str, str]]  # kind -> image -> what is to be said of it
+RIGHT = "clean_accuracy"  # a column: is the model right on the whole image?
+EMPTY = "empty@"  # a column: is the heatmap zero everywhere?
+Notes = dict[str, dict[str, str]]  # kind -> image -> the note
 SKIPPED = "skipped"
 
 
@@ -37,7 +36,7 @@ class Rows:
 
     @classmethod
     def of(cls, unit: int, batch: Batch, notes: Notes) -> "Rows":
-        """The rows of a batch, before any probe looked."""
+        """Return the rows of a batch before any probe has looked."""
         return cls(
             unit=unit,
             names=batch.names,
@@ -51,7 +50,7 @@ class Rows:
         return len(self.names)
 
     def add(self, found: SourceRows, places: Sequence[int]) -> None:
-        """Add what a probe found of the images at some places."""
+        """Add what a probe found of the images in some rows."""
         for source, columns in found.items():
             for name, values in columns.items():
                 if name.startswith(ANSWERS):
@@ -59,7 +58,8 @@ class Rows:
                     self.answers.setdefault(source, {})[part] = values.cpu()
                 elif values.ndim == 2:  # a curve: its mean over images is wanted
                     drawn = values.double().cpu()
-                    total, count = drawn.nansum(0), (~drawn.isnan()).sum(0).double()
+                    total = drawn.nansum(0)
+                    count = (~drawn.isnan()).sum(0).double()
                     self.curves.setdefault(source, {})[name] = torch.stack([total, count])
                 else:
                     column = torch.full((len(self),), torch.nan, dtype=torch.float64)
@@ -67,35 +67,6 @@ class Rows:
                     self.values.setdefault(source, {})[name] = column
 
     def note(self, kind: str, found: Mapping[str, str]) -> None:
-        """Say something of some images."""
+        """Add notes of a kind on some images."""
         if found:
             self.notes.setdefault(kind, {}).update(found)
-
-
-@dataclass(frozen=True)
-class StoredUnit:
-    """The rows of a unit as arrays, as they are in its file: thousands of them are added up."""
-
-    unit: int
-    names: tuple[str, ...]
-    numbers: tuple[int, ...]
-    targets: npt.NDArray[np.int64]
-    shape: tuple[int, ...]
-    notes: Notes
-    remark: str
-    columns: Mapping[str, Sequence[str]]  # source -> the names of its columns
-    values: Mapping[str, npt.NDArray[np.float64]]  # source -> [n,columns]
-    points: Mapping[str, Mapping[str, int]]  # source -> curve -> its number of points
-    curves: Mapping[str, npt.NDArray[np.float64]]  # source -> sums, counts of all curves [2,points]
-    answers: Mapping[str, Columns]
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def curves_of(self, source: str) -> dict[str, npt.NDArray[np.float64]]:
-        """The curves of a source by name: sums and counts at each point, [2,P]."""
-        found, start = {}, 0
-        for name, points in self.points.get(source, {}).items():
-            found[name] = self.curves[source][:, start : start + points]
-            start += points
-        return found

@@ -104,7 +104,7 @@ class SanityReport:
         return plots.sanity_figure(self.frame(), self.threshold, len(self.targets))
 
     def _ends(self) -> list[Likeness]:
-        """What each method comes to with all layers random."""
+        """Return the last step of each method, with all layers random."""
         return [self.cascade_of(method)[-1] for method in self.methods]
 
     def _mean(self, found: Likeness) -> Estimate:
@@ -133,7 +133,7 @@ class SanityReport:
 
 
 def _verdict(found: Estimate, threshold: float) -> Verdict:
-    """By the whole interval; a single image has none."""
+    """Return the verdict by the whole interval, which a single image does not have."""
     if _too_few(found) or np.isnan(found.low):
         return "undecided"
     if found.low >= threshold:
@@ -153,9 +153,6 @@ def _value(found: Estimate) -> str:
 
 def _missing(found: Estimate) -> str:
     return f"{found.n_nan} of {found.n + found.n_nan} images have a constant heatmap"
-
-
-CHECKED = 8  # images of a head check
 
 
 def sanity_check(
@@ -186,12 +183,20 @@ def sanity_check(
     known = check_targets(targets, len(images))
     goals = predictions(classifier, images) if known is None else known
     used = methods_for(methods, classifier)
-    options: Any = {"layer": layer, "batch_size": batch_size, "seed": seed, "progress": False}
     size = (images.shape[2], images.shape[3])
 
     def maps_of(model: Classifier) -> dict[str, Tensor]:
         with seeded(seed):  # stochastic methods use the same seed for every model
-            drawn = draw_all(model, images, goals, used, **options)
+            drawn = draw_all(
+                model,
+                images,
+                goals,
+                used,
+                layer=layer,
+                batch_size=batch_size,
+                seed=seed,
+                progress=False,
+            )
         return {
             name: one.order_at(size) if name in orders else one.at(size)
             for name, one in drawn.items()
@@ -208,6 +213,7 @@ def sanity_check(
         ]
 
     original = maps_of(classifier)
+    # One copy for all steps: the cascade adds to what is random already.
     copy = randomization.copied(classifier)
     blocks = randomization.cascade(copy, images, steps)[:done]
     found: list[Likeness] = []
@@ -268,8 +274,11 @@ def save_sanity(
     """Write sanity.csv, sanity.png, report.html and, last, run.json."""
     from sufficit.report.html import environment, look_and_feel  # slow to import
 
-    report, figure = result.report, result.report.figure()
-    verdicts, sentences, n = report.verdicts(), report.sentences(), len(result.names)
+    report = result.report
+    figure = result.report.figure()
+    verdicts = report.verdicts()
+    sentences = report.sentences()
+    n = len(result.names)
     make_folder(folder)
     with writing(folder / "sanity.csv") as path:
         path.write_text(as_csv(report.frame()), encoding="utf-8")

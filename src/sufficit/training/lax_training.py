@@ -113,7 +113,7 @@ def train_lax(
     if loss is not None:
         check_arguments(loss, "loss", "step")
     _check_options(target, seed, validation_images)
-    fabric = fabric or fabric_for(classifier.device)
+    fabric = fabric or fabric_for(classifier.device, precision=usual_precision(classifier, chosen))
     folder = None if out is None else place(out)
     grad = torch.enable_grad()  # also if the caller has turned gradients off
     with ExitStack() as stack:
@@ -146,6 +146,12 @@ def train_lax(
         trainer.fit("training", progress)
         trainer.keep(last=True)
         return trainer.result()
+
+
+def usual_precision(classifier: Classifier, recipe: LaxRecipe | OrderRecipe) -> str:
+    """An order is trained in bf16 on a GPU, in a fraction of the time."""
+    fast = isinstance(recipe, OrderRecipe) and classifier.device.type == "cuda"
+    return "bf16" if fast else "fp32"
 
 
 def _check_options(target: str, seed: int, validation_images: int) -> None:

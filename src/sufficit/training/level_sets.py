@@ -7,10 +7,14 @@ from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier
 from sufficit.evaluation import batch_of
-from sufficit.perturbation.bands import EVERYTHING
+from sufficit.perturbation.bands import EVERYTHING, all_but_top, top
 from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.masked_model import MaskedModel, whole_images
-from sufficit.sources.asked import NOTHING, PARTS, REGION, REST, SIZES
+from sufficit.sources.asked import SIZES
+
+EMPTY = top(0.0)
+KEPT = [top(size) for size in SIZES]
+REST = [all_but_top(size) for size in SIZES]
 
 
 @dataclass(frozen=True)
@@ -72,11 +76,11 @@ def level_sets(
     batch = batch_of(classifier, images, targets)
     asked = MaskedModel(classifier, fill)
     large = resize(orders.detach().float().cpu(), batch.size)
-    answers = asked.ask(batch, large, PARTS)
+    answers = asked.ask(batch, large, [EMPTY, *KEPT, *REST])
     whole = whole_images(classifier, batch)
     return LevelSets(
-        kept=answers.of(PARTS[REGION], "accuracy") == 1,
-        rest=answers.of(PARTS[REST], "accuracy") == 1,
-        empty=answers.of([PARTS[NOTHING]], "accuracy")[:, 0] == 1,
+        kept=answers.of(KEPT, "accuracy") == 1,
+        rest=answers.of(REST, "accuracy") == 1,
+        empty=answers.of([EMPTY], "accuracy")[:, 0] == 1,
         whole=whole.of([EVERYTHING], "accuracy")[:, 0] == 1,
     )

@@ -39,12 +39,15 @@ def order_step(
     said = seen.logits.argmax(1)
     targets = said if labels is None else torch.where(whole, labels, said)
     features, evidence = lax.head.read(seen, lax.layers, targets)
-    order = at_image_size(order_of(features, evidence), views)
-    sizes = random_sizes(len(views), recipe.sizes, generator)
-    masks = mask_of_size(order, sizes, recipe.softness_after(done))[:, None]
-    regions = torch.lerp(mixed_fills(views, recipe.fills, generator), views, masks)
-    rests = torch.lerp(views, mixed_fills(views, recipe.fills, generator), masks)
-    inputs = classifier.normalize(torch.cat([regions, rests]))
+    cells = order_of(features, evidence)
+    # Thresholds and fills in float32: of a mask's gradient little is left in bfloat16.
+    with torch.autocast(views.device.type, enabled=False):
+        sizes = random_sizes(len(views), recipe.sizes, generator)
+        softness = recipe.softness_after(done)
+        masks = mask_of_size(at_image_size(cells, views), sizes, softness)[:, None]
+        regions = torch.lerp(mixed_fills(views, recipe.fills, generator), views, masks)
+        rests = torch.lerp(views, mixed_fills(views, recipe.fills, generator), masks)
+        inputs = classifier.normalize(torch.cat([regions, rests]))
     kept, rest = classifier.logits_of(inputs).float().chunk(2)
     return {
         "loss": order_loss(kept, rest, targets, recipe.power, recipe.rest),
@@ -76,8 +79,9 @@ def random_views(
 
 def at_image_size(order: Tensor, images: Tensor) -> Tensor:
     """Orders at the size of the images, divided by their spread: [N,h,w] -> [N,H,W]."""
-    large = resized(order[:, None].float(), images.shape[2:])[:, 0]
-    return large / (large.std((1, 2), keepdim=True) + 1e-4)
+    with torch.autocast(order.device.type, enabled=False):  # the product of matrices too
+        large = resized(order[:, None].float(), images.shape[2:])[:, 0]
+        return large / (large.std((1, 2), keepdim=True) + 1e-4)
 
 
 def random_sizes(n: int, ends: tuple[float, float], generator: Generator) -> Tensor:
