@@ -117,6 +117,7 @@ def explain(
     - `seed`: for methods that draw random numbers.
     - `progress`: a bar; by default when the work takes long in a terminal.
 
+    >>> import torch
     >>> model = torch.nn.Sequential(
     ...     torch.nn.Conv2d(1, 2, 1, bias=False), torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten())
     >>> _ = model[0].weight.data.copy_(torch.tensor([1.0, -1.0])[:, None, None, None])

@@ -499,11 +499,11 @@ def test_compare_says_whose_maps_a_random_output_layer_leaves_alone(sufficit, ph
     old = found["old"]["mean"]
     assert old == pytest.approx(1), "it reads the features below the output layer"
     assert found["gradcam"]["mean"] < 0.9
-    told = (
-        "the maps of old (rank correlation 1.00) stay: they do not show what this output rests on"
-    )
+    told = "The maps of old stay when the output layer is made random."
     assert told in " ".join(run.err.split())
-    assert told in (out / "report.html").read_text()
+    written = (out / "report.html").read_text()
+    assert told in written
+    assert "old: rank correlation 1.00. Such maps do not show what this output rests on." in written
 
 
 def test_compare_in_python_makes_the_head_alone_random_and_leaves_the_model_alone() -> None:
@@ -523,7 +523,7 @@ def test_compare_in_python_makes_the_head_alone_random_and_leaves_the_model_alon
         assert estimate.mean == pytest.approx(float(first.nanmean()))
     assert "random_head" not in result.summaries["center"]  # which sees no model
     assert all(torch.equal(a, b) for a, b in zip(before, classifier.bare.parameters(), strict=True))
-    said = "With random weights in the output layer"
+    said = "stay when the output layer is made random"
     assert said in result._repr_html_()
     plain = compare(classifier, images, methods, targets, checks=("controls",), **quick)
     assert said not in plain._repr_html_()

@@ -52,10 +52,10 @@ def cautions(content: Content) -> list[Caution]:
         *_unreadable(content),
         *_leaks(content),
         *_other_rankings(content),
+        *_unmoved_maps(content),  # who has this checked wants to hear of it
         *_few(content),
         *_unmarked(content),
         *_same_for_every_class(content),
-        *_unmoved_maps(content),
         *_without_value(content),
         *(Caution(remark) for remark in content.remarks if remark != RANDOM_WEIGHTS),
         *_unsure_leaks(content),

@@ -29,6 +29,7 @@ from sufficit.metrics.columns import ZERO_LINE
 from sufficit.perturbation.heatmaps import check_range, normalize, resize
 from sufficit.sources.asked import Asked
 
+STRETCH = '--normalize minmax (for compare, normalize = "minmax" in a RUN.toml)'
 Role = Literal["method", "control", "reference"]
 """A method is ranked; it must beat the controls; a reference is scored and not ranked."""
 CONTROLS = (ZERO_LINE, "random", "center")
@@ -379,7 +380,7 @@ class MapFile(SourceBase):
         if self.file.is_cut:
             return found[0]
         found = normalize(found, self.normalize)
-        check_range(found, [name], ", or pass --normalize minmax")
+        check_range(found, [name], f", or pass {STRETCH}")
         return found[0]
 
     def digest(self) -> str:
