@@ -17,7 +17,7 @@ from sufficit.runs.config import RunConfig, Workers
 if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
-OPTIONS = shown_options("normalize")  # of heatmap files: seldom, so in a RUN.toml
+OPTIONS = shown_options()
 CHECK_COLUMNS = ("msi_held_out", "fill_drop")  # of a default check: a warning says what they find
 REPORT = "report.html"  # the last file that is written
 

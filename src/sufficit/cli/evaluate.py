@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
 NOT_OF_A_FILE = ("methods", "layer", "quick")  # options of compare
-OPTIONS = shown_options(*NOT_OF_A_FILE)
+OPTIONS = ("normalize", *shown_options(*NOT_OF_A_FILE))
 DEFAULTS = {"checks": ("none",), "calls": "exact"}
 SOURCE = "heatmaps"
 

@@ -96,6 +96,7 @@ class RunConfig:
         "none",
         "How the maps of a heatmap file are brought to 0..1: none (they are), minmax, percentile"
         " (clipped at the 99th first), or rank. MSI depends on it.",
+        shown=TOML,
     )
     truth: str | None = _input(
         None,
