@@ -32,6 +32,7 @@ FIRST = {  # command: the options to read first
     "demo": ("photos", "weights", "images", "open_report", "to"),
     "evaluate": ("model", "data", "heatmaps", "alpha_min", "to"),
     "explain": ("model", "methods", "fit", "weights", "target", "to"),
+    "export": ("model", "weights", "size", "to"),
     "figure": ("show", "images", "methods", "width", "to"),
     "sanity": ("model", "data", "methods", "images", "to"),
     "serve": ("model", "methods", "weights", "example", "port"),
