@@ -162,7 +162,7 @@ def test_a_run_that_was_stopped_ends_as_one_in_a_single_go(
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     assert sufficit(*training(digits, whole, *two)).code == 0
     with monkeypatch.context() as patched:
-        patched.setattr(TrainingImages, "__iter__", interrupted_in_pass(3, TrainingImages.__iter__))
+        patched.setattr(TrainingImages, "__iter__", interrupted_in_pass(2, TrainingImages.__iter__))
         stopped = sufficit(*training(digits, parts, *two, "--overwrite"))
     assert stopped.code == 130
     assert "Run the same command again to resume" in stopped.err

@@ -449,7 +449,8 @@ class OrderTrainer(LaxTrainer):
         # Of a large data set, an epoch is as many batches as the whole training has steps.
         total = min(batches, recipe.steps) if recipe.epochs is None else batches
         usual = math.ceil(recipe.steps / total) if total else USUAL_EPOCHS
-        self.limit = total or None
+        # Without a limit the loader runs to its end, and knows it.
+        self.limit = total if total < batches else None
         self.steps_done = 0  # of an epoch
         self.flips = mirrors_keep_classes(feed.classifier, validation.images)
         options |= {"total": total, "epochs": recipe.epochs or usual, "patience": None}
