@@ -7,8 +7,7 @@ import pytest
 import run_notebooks
 
 QUICK = {
-    # A small network with random weights: no download.
-    "first-steps": {"network": "torchvision:shufflenet_v2_x0_5", "weights": None, "step": 0.25},
+    "first-steps": {"step": 0.25},
     "own-method-and-metric": {"n": 4, "step": 0.25},
 }
 

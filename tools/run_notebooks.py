@@ -1,10 +1,8 @@
 """Run the notebooks of docs/ in place, so that they show what they print.
 
-python tools/run_notebooks.py                    # downloads the network
-python tools/run_notebooks.py mobilenet_v2.pth   # with its weights from a file
+python tools/run_notebooks.py
 """
 
-import sys
 from base64 import b64decode, b64encode
 from io import BytesIO
 from pathlib import Path
@@ -36,12 +34,10 @@ def reduced(picture: str) -> str:
     return b64encode(file.getvalue()).decode()
 
 
-def main(weights: str | None) -> None:
+def main() -> None:
     """Run all notebooks."""
     for path in NOTEBOOKS:
-        needs = weights is not None and "weights" in path.read_text()
-        given = {"weights": str(Path(str(weights)).resolve())} if needs else {}
-        notebook = executed(path, path.parent, **given)
+        notebook = executed(path, path.parent)
         for cell in notebook.cells:
             cell.metadata.pop("execution", None)  # times, which differ from run to run
             shown = [one for one in cell.get("outputs", ()) if one.get("name") != "stderr"]
@@ -52,4 +48,4 @@ def main(weights: str | None) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else None)
+    main()

@@ -102,10 +102,11 @@ def test_the_demo_opens_its_report_when_asked_and_says_so(
 ) -> None:
     window = Window()
     monkeypatch.setattr("webbrowser.get", lambda: window)
-    for name in ("run_demo", "print_results", "write_pictures"):
+    for name in ("run_digits", "print_results", "write_pictures"):
         monkeypatch.setattr(f"sufficit.cli.demo.{name}", lambda *_: None)
-    assert "report.html opens in any browser" in sufficit("demo", "--out", tmp_path / "d").words
+    words = ("demo", "--train", "--out", tmp_path / "d")
+    assert "report.html opens in any browser" in sufficit(*words).words
     assert window.shown == []
-    shown = sufficit("demo", "--out", tmp_path / "d", "--open")
+    shown = sufficit(*words, "--open")
     assert "report.html is open in your browser" in shown.words
     assert window.shown == [(tmp_path / "d" / "report.html").as_uri()]

@@ -66,7 +66,8 @@ def test_the_packages_own_models_are_listed_with_what_they_are_for(sufficit) -> 
     run = sufficit("models", "sufficit:")
     named = [word for word in run.words.split() if word.startswith("sufficit:")]
     assert named == [f"sufficit:{name}" for name in SMALL_NETS]
-    assert "sufficit:digits ships with the package, for the demo" in run.words
+    assert "sufficit:digits ships with the package: ten digits" in run.words
+    assert "sufficit:pets ships with the package: 37 breeds of cats and dogs" in run.words
 
 
 @pytest.mark.processes

@@ -180,7 +180,7 @@ def test_results_that_can_go_nowhere_are_refused_before_any_work(
         "evaluate": ["evaluate", *model, "--data", photos, "--heatmaps", "absent.npz"],
         "explain": ["explain", photos, *model],
         "sanity": ["sanity", *model, "--data", photos],
-        "demo": ["demo", "--images", "1000"],
+        "demo": ["demo"],
     }[command]
     for place in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nowhere")):
         run = sufficit(*given, "--out", place)
@@ -430,7 +430,7 @@ def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
 @pytest.mark.parametrize(
     ("asked", "inside", "said"),
     [
-        ("demo", "cli.demo.run_demo", "the demo keeps nothing. Run it again."),
+        ("demo", "cli.demo.run_photos", "the demo keeps nothing. Run it again."),
         ("sanity --model sufficit:digits --data .", "sanity.check_folder", "a check keeps nothing"),
         (
             "train-lax --model sufficit:digits --data . --device cpu",

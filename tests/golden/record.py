@@ -6,9 +6,6 @@ that commit out somewhere and run, with its `src` in front of the path:
 
     PYTHONPATH=OLD/src python tests/golden/record.py [CASE ...]
 
-`demo`, which trains an adapter, was recorded again on 2026-11-18 by today's command line, because
-the recipe `robust` trains another one since; its other rows did not change.
-
 COMMANDS are spelled as that commit has them and stay so. IN stands for the folder of inputs that
 make_inputs.py writes. How the pictures themselves were drawn is in `draw_pictures`.
 """
@@ -54,7 +51,6 @@ COMMANDS = {
     "save-heatmaps": f"compare {FEW} --data IN/images-4 --no-controls --no-leak --save-heatmaps",
     "explain": "explain IN/images-4 --model sufficit:digits --device cpu"
     " --method gradcam,finer-cam,sufficit:digits",
-    "demo": "demo --images 4 --train-images 128 --no-open",
 }
 
 

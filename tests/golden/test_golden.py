@@ -1,6 +1,5 @@
 """The numbers are those of the engine as it was before it was rewritten; see record.py."""
 
-import json
 import os
 import re
 from pathlib import Path
@@ -10,7 +9,6 @@ import numpy as np
 import pandas
 import pytest
 import record
-import torch
 from gathering_results import Result, gather, without_source
 from make_inputs import write_all
 
@@ -78,7 +76,6 @@ CASES: dict[str, list[str]] = {
     "explain": [
         *("explain", "IN/images-4", "--no-fit", *DIGITS, "--methods", f"gradcam,finer-cam,{LAX}"),
     ],
-    "demo": ["demo", "--images", "4", "--train-images", "128", "--no-open"],
 }
 CHANGED: dict[str, tuple[str, ...]] = {
     # The held-out fill is chosen by the run and asked few masks.
@@ -89,10 +86,9 @@ CHANGED: dict[str, tuple[str, ...]] = {
     "evaluate-search": ("calls", "model_calls"),
 }
 """Columns and facts that have another definition since; the changelog says why."""
-SLOW = ("compare", "demo")  # above twenty seconds
+SLOW = ("compare",)  # above twenty seconds
 UNDRAWN = ("default-steps", "many", "held-out-noise", "fill-mean", "save-heatmaps")
 """Without pictures and report, which take half the time; the others draw what these would."""
-TRAINED = ("demo",)  # a training carries another CPU's rounding into every number
 
 RECORDED = Path(__file__).with_name("recorded")
 TOLERANCE = 0 if os.environ.get("SUFFICIT_GOLDEN_EXACT") else 1e-6
@@ -111,8 +107,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_command_gives_the_recorded_numbers(
     name: str, inputs: Path, tmp_path: Path, sufficit, request: pytest.FixtureRequest
 ) -> None:
-    if name in TRAINED:
-        same_machine_or_skip()
     if name in UNDRAWN:
         request.getfixturevalue("undrawn")
     words = [word.replace("IN/", f"{inputs}/") for word in CASES[name]]
@@ -121,8 +115,6 @@ def test_a_command_gives_the_recorded_numbers(
     ended = sufficit(*words, "--out", tmp_path / "out")
     assert ended.code == 0, ended.err
     now, then = gather(tmp_path / "out"), Result.load(RECORDED, name)
-    if name == "demo":
-        now, then = demo_of_today(now), demo_of_today(then)
     for kind in ("scores", "curves"):  # a control that runs had not then
         frame = getattr(now, kind)
         if frame is not None:
@@ -145,42 +137,11 @@ def without(result: Result, changed: tuple[str, ...]) -> None:
         result.curves = None
 
 
-def demo_of_today(result: Result) -> Result:
-    """The demo's result without what legitimately differs from the recording.
-
-    The control random is drawn by seed and image number, as in every run, and was drawn as one
-    batch; the source `true digit` is called true-digit, a name that needs no quotes in a shell;
-    images are shown, and MSI over alpha_min is measured on as many, as in every run. The scores of
-    LAX, the CAMs, center and the truth are the recorded ones.
-    """
-    for kind in ("scores", "curves"):
-        frame = getattr(result, kind)
-        kept = frame[frame["method"] != "random"].reset_index(drop=True)
-        kept["method"] = kept["method"].str.replace(" ", "-")
-        kept = kept.drop(columns="calls", errors="ignore")  # a held-out fill is asked as well
-        setattr(result, kind, kept)
-    told = json.loads(json.dumps(result.told).replace("true digit", "true-digit"))
-    for fact in ("shown", "alpha_curve", "model_calls"):
-        told["run"].pop(fact, None)
-    for place in (told["summary"], told["run"].get("leak_ratio", {})):
-        place.pop("random", None)
-    result.told = told
-    return result
-
-
 def test_the_library_gives_the_recorded_numbers() -> None:
     now, then = record.api(), Result.load(RECORDED, "api")
     for source in ("gradcam", "lax"):  # the passes of a search are counted apart from the scores'
         then.maps.pop(f"evaluate/{source}/search/calls")
     assert_same(now, then)
-
-
-def same_machine_or_skip() -> None:
-    made, now = json.loads((RECORDED / "made_with.json").read_text()), record.made_with()
-    for fact in ("torch", "cpu"):
-        if made[fact] != now[fact]:
-            pytest.skip(f"trained with {fact} {made[fact]}, here is {now[fact]}")
-    assert torch.get_num_threads() == made["threads"]
 
 
 INTERVALS = ("low", "high", "p", "p_corrected", "tied", "chance", "draws", "resamples")

@@ -28,7 +28,7 @@ from small_runs import (
 )
 from sufficit import Classifier, Lax, UserError, evaluate, explain, leak
 from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
-from sufficit.data.images import list_images, read_image
+from sufficit.data.images import ImageFile, list_images, read_image
 from sufficit.provenance import save_json
 from sufficit.runs import probes_of
 from sufficit.runs.drawing import holding
@@ -37,6 +37,7 @@ from sufficit.runs.job import make_job
 from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.spread import in_this_process
 from sufficit.runs.store import HELD, MAPS, Store
+from sufficit.runs.table import write_results
 from sufficit.sources import kinds, noise, sources_of
 
 LEAKS = ("leak", "leak_chance", "leak_grey", "leak_grey_chance", "leak_noise", "leak_noise_chance")
@@ -487,6 +488,24 @@ def every_source(photos: Path, **more: Any) -> Any:
     words = ["gradcam", "kpca-cam", str(place / "adapter"), f"python:{place / 'mine.py'}:own"]
     methods = [*words, str(place / "file.npz")]
     return config_for(photos, methods=methods, save_heatmaps=True, **more)
+
+
+def test_a_donor_is_decoded_once_before_images_are_shown(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded: Counter[str] = Counter()
+    read = ImageFile.read
+    monkeypatch.setattr(
+        ImageFile, "read", lambda self, view: (decoded.update([self.name]), read(self, view))[1]
+    )
+    before_shown: Counter[str] = Counter()
+    monkeypatch.setattr(
+        "sufficit.runs.engine.write_results",
+        lambda *given, **named: (before_shown.update(decoded), write_results(*given, **named))[1],
+    )
+    run_small(config_for(photos, checks=("leak",)), tmp_path / "out")
+    assert before_shown
+    assert set(before_shown.values()) == {1}
 
 
 POOLS = pytest.mark.parametrize("pool", [256, 4], ids=["all are donors", "few are donors"])

@@ -47,7 +47,7 @@ def words(command: str, place: Path, out: Path) -> Sequence[object]:
         "sanity": ("sanity", *MODEL, *data, "--methods", "gradcam", "--steps", 1),
         "train-lax": ("train-lax", *MODEL, *data, "--epochs", 1),
         "figure": ("figure", place / "run", "--show", "sizes"),
-        "demo": ("demo", "--images", 2, "--train-images", 32, "--no-open"),
+        "demo": ("demo", "--images", 2, "--no-open"),
     }[command] + ("--out", out / "figure.png" if command == "figure" else out)
 
 
@@ -65,7 +65,7 @@ def no_file_over(size: int) -> Iterator[None]:
 @pytest.fixture
 def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     """A demo of few model calls."""
-    coarse = {"value_step": 0.5, "percent_step": 0.5, "donors": 1}
+    coarse = {"value_step": 0.5, "percent_step": 0.5}
     monkeypatch.setattr(
         "sufficit.cli.demo.RunConfig", lambda **options: RunConfig(**options | coarse)
     )

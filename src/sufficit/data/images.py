@@ -29,8 +29,6 @@ from sufficit.files import is_remote, place
 
 __all__ = ["BadImageError", "ImageFile", "ignore_image_warnings", "read_image"]  # for others
 
-PHOTOS = Path(__file__).parents[1] / "assets" / "photos"
-"""Four photographs that ship with the package; SOURCES.md there names their licences."""
 KINDS = {kind.__name__: kind for kind in (ImageFile, ShardImage, ParquetImage)}  # of stored images
 
 

@@ -348,9 +348,9 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     ) -> "Lax":
         """The adapter in a folder, or in a repository of the Hugging Face hub.
 
-        "sufficit:digits" ships with the package, for the classifier of that name, and "lax:NAME"
-        are those that ship for public weights; `SHIPPED` lists them. An adapter that
-        was trained with a net of your own needs that net again, as `net`.
+        "sufficit:digits" and "sufficit:pets" ship, for the classifiers of these names, and
+        "lax:NAME" for public weights; `SHIPPED` lists all. An adapter that was trained with a net
+        of your own needs that net again, as `net`.
         """
         folder = _folder(pretrained_model_name_or_path, hub)
         if not (folder / CONFIG).is_file():

@@ -167,3 +167,42 @@ def _check(photo: Tensor, heatmap: Tensor) -> None:
         raise UserError(f"a region needs one heatmap [h,w], got {shapes[1]}: take heatmaps[0]")
     check_images(photo[None])
     check_heatmaps(heatmap[None], heatmap[None, None])
+
+
+def gallery(
+    pictures: Sequence["Image.Image"],
+    captions: Sequence[str],
+    *,
+    columns: int,
+    title: str,
+    lines: Sequence[str] = (),
+) -> "Image.Image":
+    """Pictures of one size in rows, a caption below each, with a title above and lines below all.
+
+    >>> from PIL import Image
+    >>> gallery([Image.new("RGB", (300, 100))] * 3, ["a", "b", "c"], columns=2, title="Abc").width
+    636
+    """
+    from PIL import Image, ImageDraw
+
+    width, height = pictures[0].size
+    gap = width // 25
+    whole = columns * width + (columns + 1) * gap
+    size = max(15, whole // 55)
+    cell = height + round(2.6 * size)
+    top = round(2.4 * size)
+    bottom = top + -(-len(pictures) // columns) * cell
+    sheet = Image.new("RGB", (whole, bottom + round(1.3 * len(lines) * size)), "white")
+    pen = ImageDraw.Draw(sheet)
+    pen.text((gap, round(0.6 * size)), title, INK, _font(round(1.1 * size), bold=True))
+    usual, small = _font(size), _font(round(0.75 * size))
+    for number, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
+        row, column = divmod(number, columns)
+        left, upper = gap + column * (width + gap), top + row * cell
+        sheet.paste(picture, (left, upper))
+        below = (left, upper + height + round(0.4 * size))
+        pen.text(below, _fitting(caption, usual, width), INK, usual)
+    for number, line in enumerate(lines):
+        words = _fitting(line, small, whole - 2 * gap)
+        pen.text((gap, bottom + round(1.2 * number * size)), words, INK, small)
+    return sheet

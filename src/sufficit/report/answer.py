@@ -144,7 +144,7 @@ def _by_group(
     for outcome in outcomes:
         group = FITTED if outcome.top in content.fit_fills else DRAWN
         words = sentence(content, outcome)
-        if words.split()[0] in ("No", "The", "It", "On"):  # and not the name of a method
+        if words.split()[0] in ("No", "The", "It", "On", "Whether"):  # and not the name of a method
             words = words[0].lower() + words[1:]
         named.append(f"{group}, {words}")
     return " ".join(named)
@@ -236,7 +236,7 @@ def _unbeaten(outcome: Outcome) -> str:
 def _tie(content: Content, outcome: Outcome) -> str:
     standing, winners = outcome.standing, outcome.winners
     means = joined([f"{standing.means[one]:.2f}" for one in winners])
-    alike = f"cannot be told apart on {_images(standing.n)}"
+    alike = f"do not differ significantly on {_images(standing.n)}"
     if _are_equal(outcome):
         alike = "are equally good"
     both = "Both" if len(winners) == 2 else "All"

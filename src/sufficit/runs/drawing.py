@@ -101,6 +101,8 @@ def holding(job: Job, store: Store, compute: Spread, progress: bool | Progress |
     numbers = sorted({number for probe in job.probes for number in probe.holds})
     if not numbers:
         return job
+    # They are drawn now, serve as donors, and come again in their own units: decode them once.
+    job.reader.kept |= dict.fromkeys(numbers)
     size = job.entries.unit
     parts = [numbers[start : start + size] for start in range(0, len(numbers), size)]
     units = [
@@ -113,7 +115,9 @@ def holding(job: Job, store: Store, compute: Spread, progress: bool | Progress |
             store.write(rows, HELD)
             if tick:
                 tick(count, len(missing))
-    return replace(job, held=read_held(job, store, units))
+    found = replace(job, held=read_held(job, store, units))
+    found.reader.kept |= job.reader.kept
+    return found
 
 
 def read_held(job: Job, store: Store, units: Sequence[Unit]) -> Held | None:

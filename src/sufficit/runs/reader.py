@@ -1,7 +1,8 @@
 """Read the images of a unit, with targets, truth, and what the model says of the whole images."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -28,9 +29,14 @@ class Reader:
     on_error: OnError = "skip"
     one_size: bool = False  # over all units, not within each unit alone
     batch_size: int | None = None
+    # Images that are needed more than once, by number; None until they are read.
+    kept: dict[int, Item | None] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         self._loader = ImageLoader(self._item, self.on_error, one_size=self.one_size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"kept": {}}  # a worker reads its own units only
 
     def read(self, unit: Unit, following: Unit | None = None) -> tuple[Batch | None, Notes]:
         """Return the images of a unit that can be scored, and the notes on the others."""
@@ -68,7 +74,17 @@ class Reader:
         return batch.rows(good) if good else None
 
     def _item(self, entry: Entry) -> Item:
-        """Decode an image and read its truth; runs in several threads."""
+        """Read an image, or remember it; runs in several threads."""
+        kept = self.kept.get(entry.number)
+        if kept is not None:
+            return kept
+        item = self._decoded(entry)
+        if entry.number in self.kept:
+            self.kept[entry.number] = item
+        return item
+
+    def _decoded(self, entry: Entry) -> Item:
+        """Decode an image and read its truth."""
         view: View | None = self.classifier.view
         pixels = entry.image.read(view)
         if self.truth is None:

@@ -30,6 +30,7 @@ FACTS = 4  # columns before the scores: image, target, clean_accuracy, calls
 SCORES_GROUP, CURVES_GROUP = 2**21, 2**24
 """Bytes of a row group. Each column of a group costs 1 KB of memory until the file is closed."""
 KINDS = ("accuracy", "confidence")
+ANSWERED = 50  # answers behind each point of a mean curve, where images were asked some masks
 ESTIMATES = b"estimates"  # in the metadata of scores.parquet, where images were asked some masks
 
 
@@ -91,14 +92,38 @@ class SourceWriter:
                 self._map(name, one, share)
 
     def mean_curves(self) -> dict[str, dict[str, Any]]:
-        """Every curve averaged over the images, NaN left out, as curves.json holds it."""
+        """Every curve averaged over the images, NaN left out, as curves.json holds it.
+
+        A point that few images were asked about is the mean of it and its neighbours.
+        """
         found: dict[str, dict[str, Any]] = {}
         for key, (total, count) in self._sums.items():
             name, _, kind = key.removeprefix(CURVE).rpartition(".")
             curve = found.setdefault(name, {"grid": [*CURVES[name](self._schedule)]})
-            with np.errstate(invalid="ignore"):  # a point that no image was asked
-                curve[kind] = (total / count).tolist()
+            curve[kind] = pooled_means(total, count).tolist()
         return found
+
+
+def pooled_means(total: Floats, count: Floats) -> Floats:
+    """Return the mean at each point, of as many neighbours as give enough answers: [G], [G] -> [G].
+
+    A curve that has answers at less than half of its points is left as it is.
+
+    >>> pooled_means(np.array([0.0, 0.0, 1.0, 4.0]), np.array([4.0, 0.0, 1.0, 4.0]))
+    array([0. , 0.2, 1. , 1. ])
+    """
+    with np.errstate(invalid="ignore"):  # a point that no image was asked
+        means: Floats = total / count
+    if np.count_nonzero(count) < len(count) / 2:
+        return means
+    needed = min(ANSWERED, count.max())
+    for place in range(len(total)):
+        for reach in range(len(total)):
+            window = slice(max(0, place - reach), place + reach + 1)
+            if count[window].sum() >= needed:
+                means[place] = total[window].sum() / count[window].sum()
+                break
+    return means
 
 
 def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow.Table":
