@@ -106,7 +106,7 @@ def explain_jobs(
     classifier: Classifier, images: Tensor, batches: int
 ) -> dict[str, Callable[[], None]]:
     """The classifier's own forward pass, and an explanation: of a batch, and of several at once."""
-    lax = new_adapter(classifier, images, "robust")
+    lax = new_adapter(classifier, images, "crisp")
 
     size, many = len(images), images.repeat(batches, 1, 1, 1)
 
@@ -137,7 +137,7 @@ def measure(
     if device == "cuda":
         usual = usual_batch(classifier, images.shape[1:])
     jobs = explain_jobs(classifier, torch.rand(usual, 3, side, side, device=device), batches)
-    for recipe in ("paper", "robust"):
+    for recipe in ("paper", "crisp"):
         jobs |= step_jobs(classifier, images, recipe)
     with classifier.in_eval_mode():
         seconds = medians(side_by_side(jobs, device, rounds))
@@ -147,7 +147,7 @@ def measure(
         "explain / forward": seconds["explain"] / seconds["forward"],
         f"explain / forward, {batches} batches": seconds["explain all"] / seconds["forward of all"],
     }
-    for recipe in ("paper", "robust"):
+    for recipe in ("paper", "crisp"):
         bare = seconds[f"{recipe}: bare"]
         for kind in ("step", "step, features known"):
             ratios[f"{recipe}: {kind} / bare"] = seconds[f"{recipe}: {kind}"] / bare

@@ -93,7 +93,7 @@ def _jobs_with(
     shown = torch.rand(many, 3, pixels, pixels).to(device)
     targets = torch.zeros(many, dtype=torch.long, device=device)
     trained = torch.rand(batch, 3, pixels, pixels).to(device)
-    step = step_jobs(classifier, trained, "robust")["robust: step"]
+    step = step_jobs(classifier, trained, "crisp")["crisp: step"]
     steps = setting["steps"] * (4 if small else 1)
 
     def explain() -> None:

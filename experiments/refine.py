@@ -24,7 +24,7 @@ def refine(
     adapter: Lax,
     steps: int = 100,
     lr: float = 0.1,
-    recipe: str = "robust",
+    recipe: str = "crisp",
     seed: int = 0,
 ) -> Tensor:
     """The map of an adapter after gradient steps on its logits: [N,C,H,W], [N] -> [N,H,W].

@@ -14,7 +14,7 @@ from sufficit import Classifier, LaxRecipe
 from sufficit.training import RECIPES, Loss, TrainingStep, recipe_loss
 
 
-def judged_by(twin: Classifier, recipe: str | LaxRecipe = "robust") -> Loss:
+def judged_by(twin: Classifier, recipe: str | LaxRecipe = "crisp") -> Loss:
     """The terms of a recipe; at every other step the twin answers for the masked images.
 
     Freezes the twin and puts it in eval mode. Give `train_lax` the same recipe.

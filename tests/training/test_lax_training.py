@@ -581,5 +581,5 @@ def test_stages_of_one_size_are_joined() -> None:
     sizes = {"num_layers": 6, "num_heads": 2, "hidden_dim": 8, "mlp_dim": 16, "num_classes": 3}
     vit = VisionTransformer(image_size=16, patch_size=4, **sizes)
     loader = [(torch.rand(8, 3, 16, 16), torch.arange(8) % 3)]
-    lax = train_lax(Classifier(vit.eval()), loader, epochs=1)
+    lax = train_lax(Classifier(vit.eval()), loader, recipe="crisp", epochs=1)
     assert (len(lax.layers), lax.joined, len(lax.net.merges)) == (3, 3, 1 + lax.steps)

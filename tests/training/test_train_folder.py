@@ -102,7 +102,7 @@ def test_a_trained_adapter_lies_in_its_folder_with_its_story(trained: Path, digi
     assert run["accuracy"] == {"right": 5, "n": 5, "chance": pytest.approx(0.2)}
     assert run["trust"]["verdict"] in printed
     assert {*run["summary"]} == {"lax", "gradcam", "everything", "random", "center"}
-    names = ["MSI", "MSI with another fill", "leakage", "fragments"]
+    names = ["MSI", "MSI with another fill", "MSI at a common size", "leakage", "fragments"]
     assert [check["name"] for check in run["trust"]["checks"]] == names
     page = (trained / "trust.md").read_text()
     assert all(check["words"] in page for check in run["trust"]["checks"])
@@ -489,7 +489,7 @@ def test_a_training_that_stops_early_says_so(
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ([], "Trained on 9 images for the labels of their folders. Selected"),
+        ([], "Trained on 9 images for the labels of their folders. Trained for"),
         (
             ["--class-free"],
             "Trained on 9 images, class-free: it draws one map per image, whichever class is asked"
@@ -501,11 +501,11 @@ def test_a_training_says_whether_the_adapter_knows_a_class(
     sufficit, tmp_path: Path, more: list[str], said: str
 ) -> None:
     words = training(write_digits(tmp_path / "few", 12), tmp_path / "lax", *more)
-    words[words.index("paper")] = "robust"
+    words[words.index("paper")] = "crisp" if more else "robust"
     run = sufficit(*words)
     assert run.code == 0, run.err
     assert said in run.words
-    assert (Lax.from_pretrained(tmp_path / "lax").classes is None) == bool(more)
+    assert Lax.from_pretrained(tmp_path / "lax").class_free == bool(more)
 
 
 @pytest.mark.usefixtures("coarse")

@@ -234,10 +234,13 @@ def test_of_two_patterns_the_map_of_a_class_peaks_on_its_own(
 ) -> None:
     """No image of the training has two patterns, and no weights are trained for a class."""
     images, labels, boxes = pairs_of_toys(300, seed=5)
-    maps = [explain(classifier, images, labels[:, k], found["robust, long"].method) for k in (0, 1)]
     assert len(images) > 100
-    hits = pointing_by_class(torch.stack(maps, 1), boxes, box=True).mean().item()
-    assert hits > 0.95  # about half for a map that ignores the class
+    hits = {}
+    for name in ("robust, long", "gradcam"):
+        maps = [explain(classifier, images, labels[:, k], found[name].method) for k in (0, 1)]
+        hits[name] = pointing_by_class(torch.stack(maps, 1).float(), boxes, box=True).mean().item()
+    assert hits["robust, long"] > 0.8  # about half for a map that ignores the class
+    assert hits["robust, long"] > hits["gradcam"]
 
 
 def test_a_class_that_was_never_trained_on_has_its_map_too(

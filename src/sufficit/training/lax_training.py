@@ -449,7 +449,8 @@ class OrderTrainer(LaxTrainer):
         # Of a large data set, an epoch is as many batches as the whole training has steps.
         total = min(batches, recipe.steps) if recipe.epochs is None else batches
         usual = math.ceil(recipe.steps / total) if total else USUAL_EPOCHS
-        self.limit = total or None
+        # Without a limit the loader runs to its end, and knows it.
+        self.limit = total if total < batches else None
         self.steps_done = 0  # of an epoch
         self.flips = mirrors_keep_classes(feed.classifier, validation.images)
         options |= {"total": total, "epochs": recipe.epochs or usual, "patience": None}
@@ -488,7 +489,8 @@ class OrderTrainer(LaxTrainer):
 
     def forecast(self) -> str:
         """How long the rest of the training will take, by the second of two trial steps."""
-        spent = [self._trial() for _ in range(2)]
+        batch = next(iter(self._batches(0)))
+        spent = [self._trial(batch) for _ in range(2)]
         left = (self.epochs - self.state.epoch) * self.total
         n = self.total * self.epochs
         about = f"about {duration(left * spent[1])}" if left else "a time that is not known"
@@ -498,13 +500,11 @@ class OrderTrainer(LaxTrainer):
             f" {self.lax.head.words if self.lax.head else ''}."
         )
 
-    def _trial(self) -> float:
+    def _trial(self, batch: Any) -> float:
         """The seconds of a step that changes nothing."""
         start = time.monotonic()
-        self._reseed(0)
-        images = next(iter(self.feed.pairs(0)))
         self.start()
-        loss = self.learn(images, 0.0)["loss"]
+        loss = self.learn(batch, 0.0)["loss"]
         self.optimizer.zero_grad()
         float(loss.detach())  # a GPU is done now
         return time.monotonic() - start

@@ -1,7 +1,7 @@
 r"""Train the package's own recipe on `learn`, calibrate it on `choose`, and score it there.
 
-    python experiments/lax/train_product.py --data ROOT --weights ROOT --network resnet50 \\
-        --out FOLDER [--seed 0] [--report] [--cells 28] [--steps 400]
+    PYTHONPATH=src:experiments/lax python tools/train_imagenet_lax.py --data ROOT --weights ROOT \\
+        --network resnet50 --out FOLDER [--seed 0] [--report] [--cells 28] [--steps 400]
 
 `--data` holds the archives of photographs, or, as unpacked, `train/` and `splits.csv`. `--report`
 scores `report` too, which decides nothing. Rows go to OUT/NETWORK-SEED.json, the adapter to
