@@ -11,8 +11,16 @@ import torch
 from torch import Generator, Tensor
 
 from sufficit import Classifier, Lax, resize
-from sufficit.training import RECIPES, TrainingBatch, take_step
+from sufficit.training import LaxRecipe, TrainingBatch, take_step
 
+GRADES = LaxRecipe(
+    drop=1,
+    donors=2,
+    power=0.5,
+    size=2,
+    decide=0.5,
+    fills=("black", "colour", "noise", "blurred"),
+)
 LARGEST = 6.0  # logit of an adapter that gradient steps start from: beyond, they stand still
 
 
@@ -24,7 +32,7 @@ def refine(
     adapter: Lax,
     steps: int = 100,
     lr: float = 0.1,
-    recipe: str = "crisp",
+    recipe: LaxRecipe = GRADES,
     seed: int = 0,
 ) -> Tensor:
     """The map of an adapter after gradient steps on its logits: [N,C,H,W], [N] -> [N,H,W].
@@ -45,9 +53,7 @@ def refine(
         generator = Generator(device).manual_seed(seed)
         batch = TrainingBatch(images, targets, stages, targets[:, None].expand(-1, 2))
         for _ in range(steps):
-            found = take_step(
-                classifier, lambda *_: logits.sigmoid(), batch, RECIPES[recipe], generator
-            )
+            found = take_step(classifier, lambda *_: logits.sigmoid(), batch, recipe, generator)
             # Not backward(), which would leave gradients on the model.
             (logits.grad,) = torch.autograd.grad(found.loss, logits)
             adam.step()

@@ -3,6 +3,7 @@
 import ast
 import math
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -101,7 +102,13 @@ def test_a_twin_judges_every_other_step() -> None:
 
 def test_refining_changes_the_map_and_neither_model_nor_adapter() -> None:
     classifier, (images, targets) = classifier_of(), data(8)
-    lax = train_lax(classifier, loader_of(), recipe="crisp", epochs=1, progress=False)
+    lax = train_lax(
+        classifier,
+        loader_of(),
+        recipe=replace(refine.GRADES, stages=3, absent=1.0, mosaics=0.25),
+        epochs=1,
+        progress=False,
+    )
     before = Traces(classifier.model, lax)
     plain = explain(classifier, images, targets, lax)
     start, end = (
