@@ -19,7 +19,7 @@ CHANGED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("search", "search-and-fills"), ("calls",)),
     # Shares that tie in exact arithmetic: the first one is read, not the one that rounding favours.
     "python-adapter": ("msi_rank", "rank_shares"),
-    # Mean curves of sampled masks pool neighbouring points, and the curve over alpha_min is sampled.
+    # Mean curves of sampled masks pool neighbours; the curve over alpha_min is sampled, too.
     "calls": ("curves", "alpha_curve"),
 }
 """Columns of a case, and facts of it, that have another definition since; the changelog says why.
