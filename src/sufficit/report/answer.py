@@ -127,27 +127,34 @@ def _outcome(standing: Standing) -> Outcome:
 
 
 def _of_groups(content: Content, outcomes: Sequence[Outcome]) -> tuple[str, str, str]:
-    """The three lines of one group or two."""
-    answer = _by_group(content, outcomes, _answer)
-    sure = _by_group(content, outcomes, _sure)
-    change = " ".join(_change(content, outcomes))
-    return answer, sure, change
+    """The three lines of one group or two; a group with a winner makes the answer."""
+    decided = [one for one in outcomes if one.winners] or [*outcomes]
+    others = [one for one in outcomes if one not in decided]
+    named = len(outcomes) > 1
+    answer = [_of_group(content, one, _answer, named=named) for one in decided]
+    sure = [_of_group(content, one, _sure, named=named) for one in decided]
+    for one in others:
+        sure.append(_of_group(content, one, _answer, named=named))
+        sure.append(_sure(content, one))
+    change = " ".join(_change(content, [*decided, *others]))
+    return " ".join(answer), " ".join(sure), change
 
 
-def _by_group(
-    content: Content, outcomes: Sequence[Outcome], sentence: Callable[[Content, Outcome], str]
+def _of_group(
+    content: Content,
+    outcome: Outcome,
+    sentence: Callable[[Content, Outcome], str],
+    *,
+    named: bool,
 ) -> str:
-    """The sentences of all groups, each with the name of its group where there are two."""
-    if len(outcomes) == 1:
-        return sentence(content, outcomes[0])
-    named = []
-    for outcome in outcomes:
-        group = FITTED if outcome.top in content.fit_fills else DRAWN
-        words = sentence(content, outcome)
-        if words.split()[0] in ("No", "The", "It", "On", "Whether"):  # and not the name of a method
-            words = words[0].lower() + words[1:]
-        named.append(f"{group}, {words}")
-    return " ".join(named)
+    """A sentence about a group, with the group's name if there are two."""
+    words = sentence(content, outcome)
+    if not named:
+        return words
+    group = FITTED if outcome.top in content.fit_fills else DRAWN
+    if words.split()[0] in ("No", "The", "It", "On", "Whether"):  # and not the name of a method
+        words = words[0].lower() + words[1:]
+    return f"{group}, {words}"
 
 
 def badges(content: Content) -> dict[str, str]:
