@@ -8,7 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from sufficit import Classifier
-from sufficit.explainers.adapter_nets import Evidence, TopDown
+from sufficit.explainers.adapter_nets import LearnedEvidence, TopDown
 from sufficit.training import losses
 from sufficit.training import step as step_module
 from sufficit.training.mosaics import Mosaics, crops, mosaics
@@ -214,7 +214,7 @@ def test_a_step_adds_the_distance_of_the_maps_of_mosaics(monkeypatch: pytest.Mon
 
 
 def test_evidence_is_the_class_activation_map_of_a_linear_classifier() -> None:
-    evidence = Evidence(5, 4, 3)
+    evidence = LearnedEvidence(5, 4, 3)
     features, head = torch.randn(6, 5, 2, 3, generator=generator()), torch.randn(4, 5)
     evidence.start(features, head)
     targets = torch.tensor([0, 3, 1, 2, 2, 0])

@@ -4,7 +4,7 @@ The truth is known here: all evidence lies in a box of 5x5 pixels of 24x24.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sufficit import Classifier, Lax, Leak, Scores, evaluate, explain, leak, train_lax
+from sufficit.training import RECIPES
 
 pytestmark = pytest.mark.slow
 SIDE, BOX, CELL = 24, 5, 4
@@ -241,6 +242,24 @@ def test_of_two_patterns_the_map_of_a_class_peaks_on_its_own(
         hits[name] = pointing_by_class(torch.stack(maps, 1).float(), boxes, box=True).mean().item()
     assert hits["robust, long"] > 0.8  # about half for a map that ignores the class
     assert hits["robust, long"] > hits["gradcam"]
+
+
+def test_mosaics_teach_crisp_to_tell_two_patterns_apart(classifier: Classifier) -> None:
+    images, labels, boxes = pairs_of_toys(300, seed=5)
+    hits = {}
+    for mosaics, epochs in ((RECIPES["crisp"].mosaics, 10), (0.0, 2)):
+        lax = train_lax(
+            classifier,
+            Shuffled(toys(1024, seed=3), 1024),
+            recipe=replace(RECIPES["crisp"], mosaics=mosaics),
+            epochs=epochs,
+            validation_images=32,
+            progress=False,
+        )
+        maps = [explain(classifier, images, labels[:, k], lax) for k in range(2)]
+        hits[mosaics] = pointing_by_class(torch.stack(maps, 1), boxes, box=True).mean().item()
+    assert hits[RECIPES["crisp"].mosaics] > 0.95
+    assert hits[0.0] < 0.7  # about half, as for a map that ignores the class
 
 
 def test_a_class_that_was_never_trained_on_has_its_map_too(

@@ -59,7 +59,7 @@ class TopDown(nn.Module):
             nn.init.normal_(self.asked.weight, std=0.1)
         self.evidence = None
         if classes is not None and evidence:
-            self.evidence = Evidence(channels[-1], classes, widths[0])
+            self.evidence = LearnedEvidence(channels[-1], classes, widths[0])
 
     def standardize(self, stages: Sequence[Tensor]) -> None:
         """Set the mean and spread that channels have, from the features of some images."""
@@ -91,7 +91,7 @@ class TopDown(nn.Module):
             return smooth_double(found + bias.float()[:, None, None])  # in float32
 
 
-class Evidence(nn.Module):
+class LearnedEvidence(nn.Module):
     """How much each cell speaks for a class: [N,K,h,w], [N] -> [N,1,h,w], and channels [m,1,1].
 
     It is one number per cell, the product of the features and the weights of the class, to be
