@@ -341,17 +341,17 @@ FAULTS: tuple[Fault, ...] = (
         "fit-one-size-off",
         "a fit takes the size after the best one",
         "sources/fitted.py",
-        "sizes.double()[best] / 1000",
-        "sizes.double()[(best + 1).clamp(max=len(sizes) - 1)] / 1000",
+        "chosen = torch.where(decided, best[:, 0], UNDECIDED)",
+        "chosen = torch.where(decided, (best[:, 0] + 1).clamp(max=WHOLE - 1), UNDECIDED)",
         f"{FITTED} -k definition",
     ),
     Fault(
         "fit-with-one-fill",
         "a size suffices if the model gives the target with any fill",
         "sources/fitted.py",
-        "suffices = kept.all(0)",
-        "suffices = kept.any(0)",
-        f"{FITTED} -k definition",
+        "suffices = (kept_known & kept).all(1)",
+        "suffices = (kept_known & kept).any(1)",
+        FITTED,
     ),
     # Statistics
     Fault(
@@ -415,8 +415,8 @@ FAULTS: tuple[Fault, ...] = (
         "donors-maps-of-another-source",
         "the maps of the donors have another order of the sources than those that are measured",
         "probes/leak.py",
-        "ordered = {name: maps[name] for name in self.held.maps}",
-        "ordered = dict(reversed(maps.items()))",
+        "ordered = {name: maps[name] for name in with_a_shape(self.held.maps)}",
+        "ordered = dict(reversed(with_a_shape(maps).items()))",
         f"{ENGINE} -k after_a_control",
     ),
     Fault(
