@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Generator, Tensor
@@ -34,11 +35,12 @@ def order_step(
     """
     assert lax.head is not None
     views, whole = random_views(images, recipe.crops, recipe.flips if flips else 0.0, generator)
-    seen = lax.look(classifier, views)
-    # A crop may show another class, and so may a mirrored digit.
-    said = seen.logits.argmax(1)
-    targets = said if labels is None else torch.where(whole, labels, said)
-    features, evidence = lax.head.read(seen, lax.layers, targets)
+    with precision_of(classifier):
+        seen = lax.look(classifier, views)
+        # A crop may show another class, and so may a mirrored digit.
+        said = seen.logits.argmax(1)
+        targets = said if labels is None else torch.where(whole, labels, said)
+        features, evidence = lax.head.read(seen, lax.layers, targets)
     cells = order_of(features, evidence)
     # Thresholds and fills in float32: of a mask's gradient little is left in bfloat16.
     with torch.autocast(views.device.type, enabled=False):
@@ -48,12 +50,20 @@ def order_step(
         regions = torch.lerp(mixed_fills(views, recipe.fills, generator), views, masks)
         rests = torch.lerp(views, mixed_fills(views, recipe.fills, generator), masks)
         inputs = classifier.normalize(torch.cat([regions, rests]))
-    kept, rest = classifier.logits_of(inputs).float().chunk(2)
+    with precision_of(classifier):
+        kept, rest = classifier.logits_of(inputs).float().chunk(2)
     return {
         "loss": order_loss(kept, rest, targets, recipe.power, recipe.rest),
         "accuracy": (kept.argmax(1) == targets).float().mean(),
         "accuracy_of_rest": (rest.argmax(1) == targets).float().mean(),
     }
+
+
+def precision_of(classifier: Classifier) -> AbstractContextManager[object]:
+    """Inside, autocast is as it was for a classifier in float32, and off for one in bfloat16."""
+    if classifier.dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(classifier.device.type, enabled=False)
 
 
 def random_views(
