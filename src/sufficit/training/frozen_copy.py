@@ -11,7 +11,6 @@ from torch.nn.utils.fusion import fuse_conv_bn_eval
 
 from sufficit.classifier.acceleration import AGREE
 from sufficit.classifier.classifier import Classifier
-from sufficit.errors import UserError
 
 ROUGHLY = 0.1  # largest relative difference of logits that bfloat16 may make
 
@@ -24,7 +23,8 @@ def frozen_copy(
     The modules keep their names, so the features of `layers` can be read. Logits and features are
     compared with those of the classifier on the images.
     """
-    with classifier.in_eval_mode(), torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+    plain = torch.autocast(classifier.device.type, enabled=False)
+    with classifier.in_eval_mode(), torch.no_grad(), plain:
         try:
             wanted = _read(classifier, images, layers)
             model = copy.deepcopy(classifier.bare).requires_grad_(False)
@@ -39,7 +39,7 @@ def frozen_copy(
                 return copied
             copied.to(dtype=dtype)
             fits = _close(_read(copied, images, layers)[:1], wanted[:1], ROUGHLY)
-        except (RuntimeError, TypeError, UserError):  # a model that mixes precisions in its code
+        except Exception:  # code of the user's, which may take no copy and no other precision
             return classifier
     return copied if fits else classifier
 
@@ -67,9 +67,10 @@ def fold(model: nn.Module, inputs: Tensor, layers: Sequence[str] = ()) -> None:
                 stack.enter_context(module.register_forward_pre_hook(partial(find, name)))
         model(inputs.clone())
     calls = [name for name, _ in made]
-    norms = [norm for _, norm in pairs]
+    convs, norms = [conv for conv, _ in pairs], [norm for _, norm in pairs]
     for conv, norm in pairs:
-        if calls.count(conv) > 1 or norms.count(norm) > 1 or conv in layers:
+        used_once = max(calls.count(conv), convs.count(conv), norms.count(norm)) == 1
+        if not used_once or conv in layers:
             continue
         fused = fuse_conv_bn_eval(model.get_submodule(conv), model.get_submodule(norm))  # type: ignore[type-var]  # they are
         model.set_submodule(conv, fused)
