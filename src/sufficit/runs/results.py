@@ -300,7 +300,7 @@ class RunResults:
                 found.append(f"The truth of {truth.n_bad} images is unusable: {name}: {reason}.")
         if (
             "leak" in self.config.wanted_checks
-            and "leak_ratio" not in self.summaries[self.methods[0]]
+            and not {"leak_ratio", "leak_lift"} & {*self.summaries[self.methods[0]]}
         ):
             found.append("Leakage was not measured: all images it could use are of one class.")
         return found
