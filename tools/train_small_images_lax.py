@@ -88,7 +88,9 @@ def pack(data: Path, weights: Path, out: Path) -> None:
         ("resnet50-v1", "resnet50_v1_imagenet.safetensors"),
     ):
         state = load_file(weights / file)
-        save_file(rounded(state) if name == "resnet50-v1" else halved(state), out / f"{name}.safetensors")
+        save_file(
+            rounded(state) if name == "resnet50-v1" else halved(state), out / f"{name}.safetensors"
+        )
 
 
 def _jpeg(image: Image.Image, quality: int) -> bytes:
@@ -320,7 +322,9 @@ def train(name: str, packed: Path, out: Path, arms: list[str], seeds: int, optio
                 continue
             recipe = ARMS[arm]()
             own = TABLES[setting.table].adapter
-            batches = Batches(learn, setting.side, min(setting.batch, len(learn)), own.augment, own.images)
+            batches = Batches(
+                learn, setting.side, min(setting.batch, len(learn)), own.augment, own.images
+            )
             epochs = None
             if isinstance(recipe, LaxRecipe):
                 epochs = max(2, round(options.crisp_steps / len(batches)))
@@ -341,7 +345,11 @@ def train(name: str, packed: Path, out: Path, arms: list[str], seeds: int, optio
                 progress=False,
             )
             seconds = time.monotonic() - begun
-            rows[key] = {"seconds": seconds, "kept": lax.size, **scored(fast, lax, images, targets, alpha)}
+            rows[key] = {
+                "seconds": seconds,
+                "kept": lax.size,
+                **scored(fast, lax, images, targets, alpha),
+            }
             lax.save_pretrained(out / "adapters" / f"{name}-{key}", half=True)
             path.write_text(json.dumps(rows, indent=1) + "\n")
             print(name, key, json.dumps(rows[key]), flush=True)

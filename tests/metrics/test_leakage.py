@@ -653,7 +653,9 @@ def test_a_class_that_the_outline_says_is_lifted() -> None:
     """The model counts what each quarter shows; each mask is the quarter of its class."""
     targets = torch.arange(8) % 4
     images = torch.full((8, 3, 8, 8), 0.5)
-    heatmaps = quarters(targets) + torch.rand(8, 8, 8, generator=torch.Generator().manual_seed(2)) / 99
+    heatmaps = (
+        quarters(targets) + torch.rand(8, 8, 8, generator=torch.Generator().manual_seed(2)) / 99
+    )
     found = leak(Classifier(WhichQuarter()), images, heatmaps, targets, donors=99, form="lift")
     assert found.lifts is not None
     assert (found.lifts > 0).all()
