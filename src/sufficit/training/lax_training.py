@@ -27,12 +27,14 @@ from sufficit.explainers.order_net import cells_for
 from sufficit.files import CHECKPOINT, check_output, place, read_json
 from sufficit.progress import Progress, Tick, duration
 from sufficit.provenance import plain, surroundings
+from sufficit.sources.asked import SIZES
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
 from sufficit.training.frozen_copy import frozen_copy
 from sufficit.training.level_sets import LevelSets, level_sets
 from sufficit.training.order_step import order_step
 from sufficit.training.processes import fabric_for, frozen, repeatable
 from sufficit.training.recipes import USUAL_EPOCHS, LaxRecipe, OrderRecipe, recipe_of
+from sufficit.training.size_choice import choose_size
 from sufficit.training.step import Loss, take_step
 from sufficit.training.trainer import LossError, Patience, Trainer, weights_of
 from sufficit.training.validation import ValidationScores, ValidationSet, predictions
@@ -40,7 +42,7 @@ from sufficit.training.validation import ValidationScores, ValidationSet, predic
 if TYPE_CHECKING:
     from lightning.fabric import Fabric
 
-LOSS = 7  # of terms, selection and fields of a recipe; with another one no training is resumed
+LOSS = 8  # of terms, selection and fields of a recipe; with another one no training is resumed
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 MOST_STAGES, USUAL_STAGES = 4, 3  # that an order is drawn from
@@ -461,6 +463,8 @@ class OrderTrainer(LaxTrainer):
             lax.reads,
             torch.bfloat16 if half else feed.classifier.dtype,
         )
+        if recipe.size is None:  # its head of sizes is dropped at the end, unless it is better
+            lax.predict_sizes(SIZES)
         options |= {"total": total, "epochs": recipe.epochs or usual, "patience": None}
         super().__init__(feed, validation, recipe, lax, fabric, about, **options)
         self.facts |= {
@@ -532,27 +536,40 @@ class OrderTrainer(LaxTrainer):
         """Look at the level sets now and then; they decide the size alone, at the end."""
         epoch = self.state.epoch + 1
         self.better = True
-        self.state.best = weights_of(self.bare)
-        self.state.made = surroundings(self.fabric.device, self.classifier.dtype)
         due = {math.ceil(self.epochs * k / LOOKS) for k in range(1, LOOKS + 1)}
         row: dict[str, Any] = {"kept": True, "steps": self.steps_done}
         if epoch in due:
-            found = self._levels() if self.fabric.is_global_zero else None
-            row |= self.fabric.broadcast({} if found is None else row_of(found))
+            found = self._look(last=epoch == self.epochs) if self.fabric.is_global_zero else {}
+            row |= self.fabric.broadcast(found)
+        self.state.best = weights_of(self.bare)
+        self.state.made = surroundings(self.fabric.device, self.classifier.dtype)
         return row
 
-    def _levels(self) -> LevelSets:
-        """What the model says of the level sets of the validation images' orders."""
+    def _look(self, *, last: bool) -> dict[str, Any]:
+        """What the validation images' level sets are worth; the last look chooses the sizes."""
         images, targets = self.validation.images, self.validation.targets
-        return level_sets(self.fast, images, targets, orders(self.fast, self.lax, images, targets))
+        drawn = orders(self.fast, self.lax, images, targets)
+        found = level_sets(self.fast, images, targets, drawn)
+        row: dict[str, Any] = row_of(found)
+        if not last or self.lax.size_head is None:
+            return row
+        head, scores = choose_size(drawn, found.msi)
+        row |= scores | {"predicts_size": head is not None}
+        if head is not None:
+            self.lax.size_head.load_state_dict(head.state_dict())
+            row["mean_size"] = float(head(drawn).mean())
+        return row
 
     def _sharpened(self, lax: Lax) -> Lax:
-        """The adapter with the size to cut its order at, by the last look."""
-        sizes = [row["size"] for row in self.state.history if "size" in row]
+        """The adapter with what cuts its orders, by the last look."""
+        looks = [row for row in self.state.history if "size" in row]
+        last = looks[-1] if looks else {"size": lax.size}
         if self.recipe.size is not None:
-            lax.size = self.recipe.size
-        elif sizes:
-            lax.size = sizes[-1]
+            lax.one_size(self.recipe.size)
+        elif not last.get("predicts_size"):
+            lax.one_size(last["size"])
+        else:
+            lax.size = last["mean_size"]
         return lax.eval()
 
 

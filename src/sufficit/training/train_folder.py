@@ -77,7 +77,7 @@ class TrainingOutcome:
         if self.lax.head is not None:
             steps = sum(row["steps"] for row in self.record["history"])
             return (
-                f"Trained for {steps} steps. Its maps mark {self.lax.size:.0%} of an image,"
+                f"Trained for {steps} steps. Its maps mark {self.lax.marks},"
                 f" {self.record['size_from']}. On {self.record['n_validated_on']} held-out images:"
                 f" MSI {ours}; Grad-CAM: MSI {theirs}. MSI is near +1 if a small region suffices"
                 f" and nothing else does. Score others before you publish a number.{right}"
@@ -160,7 +160,7 @@ def train_folder(
         "common_size": {
             name: {"size": s.size, "msi": float(s.at_best.mean())} for name, s in sets.items()
         },
-        "size_from": "which is best on these images" if options.area is None else "as asked",
+        "size_from": size_from(lax, options.area),
         "leak_warning": leak_warning(leak_summary(scores)),
         "trust": {
             "trusted": judged.trusted,
@@ -184,6 +184,25 @@ def train_folder(
         path.write_text(page, encoding="utf-8")
     save_json(out / "run.json", record)  # last: it says that all is there
     return outcome
+
+
+def size_from(lax: Lax, area: float | None) -> str:
+    """Why its maps mark as much as they do, and what the other way is worth."""
+    if area is not None:
+        return "as asked"
+    last = next((row for row in reversed(lax.trained["history"]) if "msi_one_size" in row), {})
+    if "msi_predicted_sizes" not in last:
+        return "which is best on these images"
+    one, predicted = last["msi_one_size"], last["msi_predicted_sizes"]
+    if lax.size_head is None:
+        return (
+            "which is best on these images: sizes predicted for each are not significantly better"
+            f" (MSI {predicted:+.2f} against {one:+.2f}, each on images that did not fit it)"
+        )
+    return (
+        f"which is better than one size for all (MSI {predicted:+.2f} against {one:+.2f}, each on"
+        " images that did not fit it)"
+    )
 
 
 def _accuracy(classifier: Classifier, found: FolderImages) -> Accuracy | None:
