@@ -22,10 +22,16 @@ from sufficit.explainers.lax import Lax
 from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.outside import as_csv
+from sufficit.progress import duration
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.training.feed import Loader, cache_features
 from sufficit.training.folder_images import FolderImages, open_folder
-from sufficit.training.lax_training import best_of, train_lax, usual_precision
+from sufficit.training.lax_training import (
+    best_of,
+    seconds_per_pass,
+    train_lax,
+    usual_precision,
+)
 from sufficit.training.level_sets import LevelSets, level_sets
 from sufficit.training.processes import fabric_for
 from sufficit.training.recipes import OrderRecipe, recipe_of
@@ -52,6 +58,7 @@ SHARED = (
 )
 """The options of a folder that `train_lax` has too."""
 TWIN_SHARED = ("target", "epochs", "lr", "patience", "seed", "overwrite", "progress")
+PASSES_OF_VERDICT = 350  # per held-out image: five methods scored, level sets of two
 SHOWN = 12  # images on the sheet
 STEPS = 1500  # that a training has at least, unless epochs are given; of an order, its recipe's
 BATCH, SMALL_BATCH = 192, 32  # of an order on a GPU, and of anything else
@@ -131,7 +138,15 @@ def train_folder(
         about = found.about | {"cached": options.cache}
         given: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
         given |= {"epochs": _epochs(options, len(images)), "target": target}
-        given |= {"validation": validation, "about": about, "announce": announce}
+        given |= {"validation": validation, "about": about}
+
+        def tell(forecast: str) -> None:
+            n = len(validation.images)
+            seconds = n * PASSES_OF_VERDICT * seconds_per_pass(classifier, validation.images)
+            assert announce is not None
+            announce(f"{forecast} Judging it on {n} held-out images takes {duration(seconds)} more.")
+
+        given["announce"] = tell if announce is not None else None
         lax = train_lax(classifier, loader, out=out, fabric=fabric, **given)
         images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
