@@ -278,7 +278,10 @@ def ratios_of(
 def measure(asked: argparse.Namespace, setting: dict[str, Any]) -> None:
     """Let both versions take turns; print and write after every round."""
     started = time.perf_counter()
-    versions = {"old": Version(asked.old.resolve(), setting), "new": Version(ROOT, setting)}
+    versions = {
+        "old": Version(asked.old.resolve(), setting),
+        "new": Version(asked.new.resolve(), setting),
+    }
     jobs = [job for job in _ready(versions) if asked.only in job]
     print(f"both are ready after {time.perf_counter() - started:.0f} s", flush=True)
     times: dict[str, dict[str, list[float]]] = {job: {"old": [], "new": []} for job in jobs}
@@ -396,6 +399,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words.add_argument("--old", type=Path, help="folder with src/ and benchmarks/ of the old one")
+    words.add_argument("--new", type=Path, default=ROOT, help="the same of the new one")
     words.add_argument(
         "--data", type=Path, help="folder of .jpg, or of .tar with them; made up where left out"
     )

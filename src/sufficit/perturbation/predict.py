@@ -24,6 +24,7 @@ from sufficit.perturbation.predictions import (
     relative,
 )
 from sufficit.progress import passed
+from sufficit.turns import wait_for_results
 
 AnyMasker = Masker | ViewMasker | tokens.TokenMasker
 
@@ -312,6 +313,7 @@ class _Loop:
                 imputes=self.imputes,
             )
         named, confidences = self.masked(masker, goals, asked)
+        wait_for_results()
         if len(whole) and known is not None and not own_score:
             seen = whole.cpu()
             named[~hides] = known.named[seen, 0].to(named)
@@ -361,11 +363,23 @@ class _Loop:
         check_range(self.highest, logits.shape[1])
         return logits
 
+    def _next(self, left: int) -> int:
+        """Return how many of the images that are left go into the next batch."""
+        part = self._part
+        # A compiled copy answers in two sizes: a few small batches cost less than a filled-up one.
+        if is_compiled(self.classifier) and left <= self.batch_size - part:
+            return min(left, part)
+        return min(left, self.batch_size)
+
+    @property
+    def _part(self) -> int:
+        """The smaller of the sizes in which a compiled copy answers."""
+        return -(-self.batch_size // 4)
+
     def _room(self, n: int) -> int:
         """Return the number of images that a batch of n is sent with."""
         if is_compiled(self.classifier):  # each size is compiled, so there are two
-            part = -(-self.batch_size // 4)
-            return part if n <= part else self.batch_size
+            return self._part if n <= self._part else self.batch_size
         if self.classifier.device.type not in _FEW_SIZES:
             return n
         step = -(-self.batch_size // _SIZES)
@@ -390,7 +404,7 @@ class _Loop:
         start = 0
         counts = masker.counts if isinstance(masker, tokens.TokenMasker) else ()
         while start < total:
-            stop = min(start + self.batch_size, total)
+            stop = start + self._next(total - start)
             if counts:
                 stop = min(stop, bisect_right(counts, counts[start]))
             try:
