@@ -50,11 +50,15 @@ def can_take_turns(device: torch.device) -> bool:
 
 
 def in_turns(
-    compute: Callable[[Asked], Found], asked: Iterable[Asked], device: torch.device
+    compute: Callable[[Asked], Found],
+    asked: Iterable[Asked],
+    device: torch.device,
+    *,
+    first_alone: bool = True,
 ) -> Iterator[Found]:
     """What `compute` returns for each item, in order, with a few in work at a time.
 
-    The first one is computed alone: it compiles, and makes what all others share.
+    The first one is computed alone where it compiles, or makes what all others share.
     """
     torch.cuda.synchronize(device)  # what was queued so far is read by other streams
     turn = Lock()
@@ -80,7 +84,7 @@ def in_turns(
 
     waiting: deque[Future[Found]] = deque()
     before: Event | None = None
-    is_first = True
+    is_alone = first_alone
     with ThreadPoolExecutor(IN_TURN) as pool:
         try:
             for one in asked:
@@ -88,9 +92,9 @@ def in_turns(
                 # A copy, because whoever counts progress is known by the context.
                 waiting.append(pool.submit(copy_context().run, work, one, before, begun))
                 before = begun
-                if is_first or len(waiting) == IN_TURN:
+                if is_alone or len(waiting) == IN_TURN:
                     yield waiting.popleft().result()
-                is_first = False
+                is_alone = False
             while waiting:
                 yield waiting.popleft().result()
         finally:

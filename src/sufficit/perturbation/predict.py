@@ -143,11 +143,12 @@ def predict_views(
             rows = used[start : start + count].tolist()
             inputs, hidden = loop.normalized(rows)
             here = order[done : ends[start + count - 1]]
-            # Once for all batches: a copy to a GPU waits for what the GPU is doing.
-            seen = (place[here] - start).to(inputs.device)
-            through = views[1][here].to(masks.device)
+            seen = queued(place[here] - start, inputs.device)
+            through = queued(views[1][here], masks.device)
             sent = torch.arange(len(here), device=inputs.device)
-            goals = torch.zeros_like(sent) if targets is None else targets[here].to(sent)
+            goals = torch.zeros_like(sent)
+            if targets is not None:
+                goals = queued(targets[here].to(goals.dtype), inputs.device)
             masker: AnyMasker
             if loop.vit:
                 kept = masks[through].to(inputs.device)
@@ -162,7 +163,7 @@ def predict_views(
                     layout=classifier.memory_format,
                     imputes=loop.imputes,
                 )
-            rows_here = here.to(inputs.device)
+            rows_here = queued(here, inputs.device)
             found = loop.masked(masker, goals, sent)
             named[rows_here] = found[0].long()
             confidences[rows_here] = found[1]
@@ -176,6 +177,16 @@ def predict_views(
             whole[used] = whole_values(classifier, images[used.tolist()], batch_size)
         named, confidences = relative(confidences, whole[views[0]].to(confidences))
     return ViewPredictions(named, confidences)
+
+
+def queued(numbers: Tensor, device: torch.device) -> Tensor:
+    """Return a copy on a device, which a GPU makes once it has done what is queued before.
+
+    From memory that is not pinned a copy to a GPU would make Python wait for all that.
+    """
+    if device.type != "cuda" or numbers.is_cuda:
+        return numbers.to(device)
+    return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def whole_values(classifier: Classifier, images: Tensor, batch_size: int | None = None) -> Tensor:
@@ -254,7 +265,10 @@ class _Loop:
 
     def normalized(self, rows: slice | list[int]) -> tuple[Tensor, Tensor]:
         """Return some images and their fill on the device, normalised: twice [N or 1,C,H,W]."""
-        images = self.images[rows].to(self.classifier.device, torch.float32)
+        numbers = (
+            rows if isinstance(rows, slice) else queued(torch.tensor(rows), self.images.device)
+        )
+        images = self.images[numbers].to(self.classifier.device, torch.float32)
         filler = fill_for(images, rows_of(self.fill, rows)).expand(-1, images.shape[1], -1, -1)
         return self.classifier.normalize(images), self.classifier.normalize(filler)
 
