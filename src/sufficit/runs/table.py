@@ -17,7 +17,7 @@ from sufficit.data.loader import check_any
 from sufficit.files import writing
 from sufficit.metrics.column import CANDIDATE, Heading, candidates_of
 from sufficit.metrics.columns import HEADINGS
-from sufficit.metrics.leakage import leak_warning
+from sufficit.metrics.leakage import LIFT, leak_warning
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.pooled import RANK_STEM, Halves, RankShares, halves_of
 from sufficit.metrics.scores import worst_of
@@ -408,7 +408,7 @@ def _record(
     """What run.json holds besides config and provenance."""
     classifier = job.classifier
     skipped, stretched = totals.noted(SKIPPED), totals.noted(STRETCHED)
-    leaks = {n: leak_warning(s) for n, s in summaries.items() if "leak_ratio" in s}
+    leaks = {n: leak_warning(s) for n, s in summaries.items() if {"leak_ratio", LIFT} & {*s}}
     clean = totals.sources[order[0]].columns.means([RIGHT])[0]
     ratios = {
         name: HEADINGS.get(name, Heading(name, name)) for one in job.probes for name in one.ratios
