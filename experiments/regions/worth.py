@@ -139,7 +139,7 @@ class Scorer:
             fills=ASKED,
             columns=COLUMNS,
             truth=self.truth[:n],
-            leak_donors=min(DONORS, n - 1) if leak else None,
+            leak_donors=min(DONORS, n - 1) if leak else 0,
         )
         unseen = score(fill=self.patches[:n], columns=["msi"])
         columns = {"msi_black": found["msi"], "msi_patches": unseen["msi"]}
