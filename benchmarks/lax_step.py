@@ -39,11 +39,18 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def network(name: str) -> torch.nn.Module:
+    """A network of random weights, small where it adds, so that its values stay as in a trained one."""
     if name == "deit_tiny":
-        return torchvision.models.VisionTransformer(
+        made = torchvision.models.VisionTransformer(
             image_size=224, patch_size=16, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768
         )
-    return torchvision.models.get_model(name)
+        torch.nn.init.normal_(made.heads.head.weight, std=0.1)
+        return made
+    made = torchvision.models.get_model(name)
+    for module in made.modules():
+        if isinstance(module, torchvision.models.resnet.Bottleneck):
+            torch.nn.init.constant_(module.bn3.weight, 0.2)
+    return made
 
 
 class Steps:
@@ -124,6 +131,14 @@ class Steps:
         self.asked.normalize(torch.cat([regions, rests])).float().sum().backward()
 
 
+def kernel_ms(job: Callable[[], object]) -> float:
+    """Milliseconds that the GPU is busy with a job: what it costs where nothing waits for Python."""
+    for _ in range(3):
+        job()
+    found = profiled(lambda: [job() for _ in range(5)], top=1)
+    return 1000 * found["seconds"] * found["gpu_busy"] / 5
+
+
 def measured(name: str, device: str, side: int, batch: int, rounds: int, compiled: bool) -> dict:
     """The median milliseconds of steps and parts, and the ratio of a step to its bare work."""
     torch.manual_seed(0)
@@ -150,7 +165,13 @@ def measured(name: str, device: str, side: int, batch: int, rounds: int, compile
         steps = Steps(classifier, asked, lax, images)
         jobs |= {f"{kind} step": steps.step, f"{kind} bare": steps.bare}
     last = Steps(classifier, frozen, lax, images)
-    for part in ("look", "read", "net", "views", "fills", "masks", "mixed"):
+    parts = ("look", "read", "net", "views", "fills", "masks", "mixed")
+    found["folded"] = frozen is not classifier
+    if device == "cuda":
+        found["gpu_ms"] = {
+            name: kernel_ms(getattr(last, name)) for name in ("step", "bare", *parts)
+        }
+    for part in parts:
         jobs[f"part {part}"] = getattr(last, part)
     found["ms"] = {k: 1000 * v for k, v in medians(side_by_side(jobs, device, rounds)).items()}
     found["step_over_bare"] = {
@@ -172,9 +193,7 @@ def profile(name: str, device: str, side: int, batch: int) -> dict:
     assert isinstance(recipe, OrderRecipe)
     lax = untrained_order(classifier, images, recipe, None, 0).to(device)
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    steps = Steps(
-        classifier, frozen_copy(classifier, images[:4], lax.reads, dtype), lax, images
-    )
+    steps = Steps(classifier, frozen_copy(classifier, images[:4], lax.reads, dtype), lax, images)
     for _ in range(3):
         steps.step()
     found = profiled(lambda: [steps.step() for _ in range(10)], top=40)

@@ -19,8 +19,12 @@ MARK = "the clock of the samples"
 Span = tuple[float, float]  # start and end in microseconds
 
 
+BESIDE = ("loader", "store", "image_files", "pictures", "files", "storage", "spread", "turns")
+"""Modules in which threads read, write, or wait for their turn."""
+
+
 class Sampler:
-    """Notes what the thread that made it does, every two milliseconds."""
+    """Notes what the thread does that works for the GPU, every two milliseconds."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, str]] = []
@@ -37,9 +41,11 @@ class Sampler:
 
     def _watch(self) -> None:
         while not self.done.wait(EVERY):
-            frame = sys._current_frames().get(self.watched)
-            if frame is not None:
-                self.samples.append((time.perf_counter(), _place(frame)))
+            frames = sys._current_frames()
+            frames.pop(threading.get_ident(), None)
+            places = [_place(frame) for frame in frames.values()]
+            working = [p for p in places if "." in p and p.partition(".")[0] not in BESIDE]
+            self.samples.append((time.perf_counter(), working[0] if working else "nobody works"))
 
 
 def _place(frame: FrameType | None) -> str:

@@ -27,18 +27,25 @@ MODELS = {
 
 
 def classifier_named(name: str) -> tuple[Classifier, Tensor]:
-    """A network whose batch norms are far from the identity, and images for it."""
+    """A network whose batch norms have seen its images, and images for it."""
     torch.manual_seed(0)
     build, side = MODELS[name]
-    model = build().eval()
+    model = build()
+    images = torch.rand(6, 3, side, side, generator=Generator().manual_seed(1))
     for module in model.modules():
         if isinstance(module, nn.BatchNorm2d):
-            nn.init.uniform_(module.running_mean, -0.2, 0.2)
-            nn.init.uniform_(module.running_var, 0.5, 1.5)
+            module.momentum = None
             nn.init.uniform_(module.bias, -0.2, 0.2)
         if isinstance(module, nn.Linear):  # a ViT's head starts at zero
             nn.init.normal_(module.weight, std=0.3)
-    images = torch.rand(6, 3, side, side, generator=Generator().manual_seed(1))
+    model.train()((images - 0.5) / 0.25)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):  # of six images some hardly vary
+            module.running_var.clamp_(min=0.1)
+    model.eval()
+    head = [one for one in model.modules() if isinstance(one, nn.Linear)][-1]
+    with torch.no_grad():  # no answer is so sure that its gradient is rounding
+        head.weight.mul_(2 / model((images - 0.5) / 0.25).std())
     return Classifier(model.requires_grad_(False), mean=(0.5,) * 3, std=(0.25,) * 3), images
 
 
@@ -69,23 +76,24 @@ def test_the_classifier_is_left_as_it_was_and_shares_no_weights() -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_gradients_of_a_step_are_those_of_the_plain_network(name: str) -> None:
+    """In float64, in which no ReLU of a random network turns by rounding."""
     classifier, images = classifier_named(name)
+    classifier.to(dtype=torch.float64)
     recipe = OrderRecipe(width=8, cells=8)
     lax = untrained_order(classifier, images, recipe, None, 0)
     nn.init.normal_(lax.net.out.weight, std=0.1)  # at zero no gradient passes it
-    frozen = frozen_copy(classifier, images, lax.reads, torch.float32)
+    frozen = frozen_copy(classifier, images, lax.reads, torch.float64)
+    assert frozen is not classifier
     found = []
     for asked in (classifier, frozen):
         lax.zero_grad()
         generator = Generator().manual_seed(3)
-        numbers = order_step(
-            asked, lax, lax, images, None, recipe, generator, done=0.5, flips=True
-        )
+        numbers = order_step(asked, lax, lax, images, None, recipe, generator, done=0.5, flips=True)
         numbers["loss"].backward()
         found.append(torch.cat([p.grad.flatten() for p in lax.parameters()]))
     plain, fast = found
     assert plain.norm() > 0
-    assert (plain - fast).norm() < 1e-3 * plain.norm()
+    assert (plain - fast).norm() < 1e-4 * plain.norm()
 
 
 def test_bfloat16_weights_where_they_are_asked_for() -> None:

@@ -12,7 +12,7 @@ from sufficit.classifier.acceleration import is_compiled
 from sufficit.classifier.classifier import Classifier, check_range
 from sufficit.errors import UserError, warn_user
 from sufficit.perturbation import tokens
-from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
+from sufficit.perturbation.bands import EVERYTHING, Band, distinct_masks, ranks, runs
 from sufficit.perturbation.fills import ROAD, Masker, ViewMasker, fill_for, rows_of
 from sufficit.perturbation.predictions import (
     Predictions,
@@ -105,6 +105,47 @@ def predict(
             )
             start += count
     return Predictions.join(parts)
+
+
+def predict_whole(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None = None,
+    *,
+    batch_size: int | None = None,
+) -> Predictions:
+    """Return the prediction for whole images [N,C,H,W], as for the band of everything: [N,1].
+
+    Without targets, the predictions are the targets. It counts as no call.
+    """
+    loop = _Loop(classifier, images, "black", batch_size)
+    loop.highest = -1 if targets is None else int(targets.max())
+    own_score = classifier.score is not None
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    start = 0
+    with torch.no_grad(), classifier.in_eval_mode():
+        for count in _groups(len(images), images, classifier.device):
+            rows = slice(start, start + count)
+            inputs, _ = loop.normalized(rows)
+            logits = loop.each(inputs, loop.answer)
+            predicted = targets is None or own_score
+            goals = logits.argmax(1) if predicted else targets[rows].to(logits.device)
+            named, confidences = judge(logits, goals, loop.score)
+            if own_score:
+                named, confidences = relative(confidences, logits[:, 0])
+            found.append((named, confidences, goals))
+            start += count
+        wait_for_results()
+        named, confidences, goals = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
+    return Predictions(
+        bands=(EVERYTHING,),
+        named=named[:, None],
+        confidences=confidences[:, None],
+        weighed=(),
+        shares=torch.zeros(len(named), 0, dtype=torch.float64, device="cpu"),
+        targets=goals,
+        calls=torch.zeros(len(named), dtype=torch.long, device="cpu"),
+    )
 
 
 def predict_views(
@@ -297,8 +338,9 @@ class _Loop:
         else:
             owners, starts, stops, place = distinct_masks(spans, pixels)
             hides = (starts > 0) | (stops < pixels)
-        whole = owners[~hides]
         asked = hides.nonzero()[:, 0]
+        unmasked = (~hides).nonzero()[:, 0]
+        whole = owners[unmasked]
         self.highest = -1 if targets is None else int(targets.max())
         if targets is None or own_score:
             every = self.each(inputs, self.answer)
@@ -330,14 +372,14 @@ class _Loop:
         wait_for_results()
         if len(whole) and known is not None and not own_score:
             seen = whole.cpu()
-            named[~hides] = known.named[seen, 0].to(named)
-            confidences[~hides] = known.confidences[seen, 0].to(confidences)
+            named[unmasked] = known.named[seen, 0].to(named)
+            confidences[unmasked] = known.confidences[seen, 0].to(confidences)
         elif len(whole):
-            named[~hides], confidences[~hides] = judge(logits, goals[~hides], self.score)
+            named[unmasked], confidences[unmasked] = judge(logits, goals[unmasked], self.score)
         if own_score:
             named, confidences = relative(confidences, every[owners, 0])
         place = place.cpu()
-        calls = owners[hides].bincount(minlength=len(inputs)).cpu()
+        calls = owners[asked].bincount(minlength=len(inputs)).cpu()
         return targets.cpu(), named.cpu()[place], confidences.cpu()[place], calls
 
     def token_masker(

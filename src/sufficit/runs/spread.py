@@ -11,6 +11,7 @@ from sufficit.data.loader import Unit
 from sufficit.data.manifest import Units
 from sufficit.progress import Progress, bar, counted
 from sufficit.runs.job import Job
+from sufficit.runs.stopping import Stopping
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import Rows
 from sufficit.turns import can_take_turns, in_turns
@@ -47,9 +48,12 @@ def score_missing(
     progress: bool | Progress | None,
     *,
     title: str = "images x methods",
+    stopping: Stopping | None = None,
 ) -> None:
-    """Score every unit that has no file yet."""
+    """Score every unit that has no file yet; with `stopping`, until it has seen enough."""
     done = store.done() & {*units}
+    if stopping is not None and any(stopping.add(store.read(unit)) for unit in sorted(done)):
+        return
     missing = Missing(job.units, [number for number in units if number not in done])
     if not missing:
         return
@@ -62,6 +66,8 @@ def score_missing(
             for rows in compute(job, store, score, missing):
                 write(rows)
                 shown.done(job.units.images_in([rows.unit]) * width)
+                if stopping is not None and stopping.add(rows):
+                    break
 
 
 class UnitProgress:

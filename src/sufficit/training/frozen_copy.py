@@ -1,8 +1,8 @@
 """A frozen copy of a classifier that a training asks again and again: folded, in one precision."""
 
 import copy
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
@@ -23,8 +23,7 @@ def frozen_copy(
     The modules keep their names, so the features of `layers` can be read. Logits and features are
     compared with those of the classifier on the images.
     """
-    plain = torch.autocast(classifier.device.type, enabled=False)
-    with classifier.in_eval_mode(), torch.no_grad(), plain:
+    with classifier.in_eval_mode(), torch.no_grad(), _exactly(classifier.device):
         try:
             wanted = _read(classifier, images, layers)
             model = copy.deepcopy(classifier.bare).requires_grad_(False)
@@ -77,6 +76,18 @@ def fold(model: nn.Module, inputs: Tensor, layers: Sequence[str] = ()) -> None:
         model.set_submodule(norm, nn.Identity())
 
 
+@contextmanager
+def _exactly(device: torch.device) -> Iterator[None]:
+    """Inside, float32 is float32: its short form on a GPU would hide what a copy changes."""
+    short = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
+    try:
+        torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
+        with torch.autocast(device.type, enabled=False):
+            yield
+    finally:
+        torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32 = short
+
+
 def _read(classifier: Classifier, images: Tensor, layers: Sequence[str]) -> list[Tensor]:
     """The logits and the features of some layers, in float32."""
     stages, logits = classifier.stages(images, layers)
@@ -85,5 +96,7 @@ def _read(classifier: Classifier, images: Tensor, layers: Sequence[str]) -> list
 
 def _close(found: Sequence[Tensor], wanted: Sequence[Tensor], relative: float) -> bool:
     """Whether each tensor is as wanted, up to a share of its norm."""
-    apart = [(one - other).norm() / other.norm() for one, other in zip(found, wanted, strict=True)]
-    return bool(torch.stack(apart).max() <= relative)
+    return all(
+        bool((one - other).norm() <= relative * other.norm())
+        for one, other in zip(found, wanted, strict=True)
+    )
