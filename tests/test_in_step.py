@@ -23,7 +23,11 @@ class Later:
 
 
 def job(name: str, rounds: int, events: list[str]) -> Generator[Later, str, list[str]]:
-    return [(yield Later(f"{name}{number}", events)) for number in range(rounds)]
+    answers = []
+    for number in range(rounds):
+        answer = yield Later(f"{name}{number}", events)
+        answers.append(answer)
+    return answers
 
 
 def test_a_job_is_asked_before_the_answers_of_another_are_waited_for() -> None:
