@@ -40,14 +40,16 @@ def test_a_job_is_asked_before_the_answers_of_another_are_waited_for() -> None:
 def test_halves_of_the_images_have_the_regions_of_all(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(
-        torch.nn.Conv2d(3, 8, 4, stride=4),
+        torch.nn.Conv2d(3, 16, 4, stride=4),
         torch.nn.ReLU(),
         torch.nn.AdaptiveAvgPool2d(1),
         torch.nn.Flatten(),
-        torch.nn.Linear(8, 5),
+        torch.nn.Linear(16, 50),
     ).eval()
+    for parameter in model.parameters():
+        parameter.data *= 3  # so that parts of an image have other classes
     classifier = Classifier(model, layer="1")
-    images = torch.nn.functional.interpolate(torch.rand(7, 3, 4, 4), 16, mode="bilinear")
+    images = torch.nn.functional.interpolate(torch.rand(7, 3, 5, 5), 32, mode="bilinear")
     whole = explain(classifier, images, fit=True)
     assert len({one.share for one in whole.certificates}) > 1  # they stop in different rounds
 
