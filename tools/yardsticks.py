@@ -1,8 +1,9 @@
 """Print how hard the package is to live in: what one image passes, packs, parameters, lines.
 
-python tools/yardsticks.py [ROOT] [--json]
+python tools/yardsticks.py [ROOT] [--json | --walk]
 
-ROOT is another checkout, to be compared with this one. No number is a limit.
+ROOT is another checkout, to be compared with this one. No number is a limit. --walk lists the
+functions that one image passes, by package and file.
 """
 
 import argparse
@@ -26,6 +27,7 @@ from typing import Any
 HERE = Path(__file__).parents[1]
 PACKAGE = Path("src/sufficit")
 MOST_PARAMETERS = 6
+WALK = "walk"
 FLAG = re.compile(r"^\W*(--[a-z][\w-]*)", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -195,6 +197,13 @@ def _name(node: ast.expr) -> str:
 
 def measured(root: Path) -> dict[str, Any]:
     """What one image passes, and the options of compare, from a process of that checkout."""
+    found = told_inside(root)
+    del found[WALK]  # --walk prints it
+    return found
+
+
+def told_inside(root: Path) -> dict[str, Any]:
+    """What a process of a checkout measures of itself."""
     paths = {"PYTHONPATH": str(root / "src"), "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as place:
         words = [sys.executable, str(Path(__file__).resolve()), str(root), "--inside", place]
@@ -219,6 +228,7 @@ def inside(root: Path, place: Path) -> None:
         "functions that one image passes": len(passed),
         "files that one image passes": len({code.co_filename for code in passed}),
         "functions that one image passes by package": counted(passed, source),
+        WALK: listed(passed, source),
         "options of compare in its help": len(shown),
         "options of compare with a flag": len(every),
         "options of compare in a RUN.toml alone": len(names - every),
@@ -255,6 +265,27 @@ def counted(passed: Iterable[CodeType], source: Path) -> dict[str, int]:
     """How many functions of each package were called."""
     found = Counter(package_of(Path(code.co_filename).resolve(), source) for code in passed)
     return dict(sorted(found.items()))
+
+
+def listed(passed: Iterable[CodeType], source: Path) -> dict[str, dict[str, list[str]]]:
+    """The functions that were called, in the order of their files: package -> file -> names."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for code in sorted(passed, key=lambda one: (one.co_filename, one.co_firstlineno)):
+        path = Path(code.co_filename).resolve()
+        files = found.setdefault(package_of(path, source), {})
+        files.setdefault(str(path.relative_to(source)), []).append(code.co_qualname)
+    return found
+
+
+def walk_table(walk: dict[str, dict[str, list[str]]]) -> str:
+    """The functions that one image passes, as text: a heading per package, a line per file."""
+    lines = []
+    for package, files in walk.items():
+        count = sum(map(len, files.values()))
+        lines += ["", f"{package}: {count} functions in {len(files)} files"]
+        for path, names in files.items():
+            lines.append(f"  {path} ({len(names)}): {', '.join(names)}")
+    return "\n".join(lines).strip()
 
 
 def one_image(place: Path) -> None:
@@ -320,10 +351,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", nargs="?", type=Path, default=HERE)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--walk", action="store_true", help="list what one image passes")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
         inside(given.root, given.inside)
+    elif given.walk:
+        print(walk_table(told_inside(given.root)[WALK]))
     else:
         found = yardsticks(given.root)
         print(json.dumps(found, indent=1) if given.json else table(found))
