@@ -228,7 +228,7 @@ def test_msi_over_alpha_min_is_that_of_a_search_on_the_sample(
     for method in ("gradcam", "layercam", "random"):
         expected = evaluate(
             model_of(photos), images, drawn[method][sample], labels, alpha_min="search",
-            value_step=config.value_step, fill=config.fill, columns=["msi"], score=score,
+            value_step=config.value_step, fill=config.fills[0], columns=["msi"], score=score,
         )  # fmt: skip
         assert expected.search is not None
         assert saved["alphas"] == list(expected.search.alphas)

@@ -225,11 +225,6 @@ class RunConfig:
         return "accuracy" if self.score == "accuracy" else "confidence"
 
     @property
-    def fill(self) -> str:
-        """The first fill."""
-        return self.fills[0]
-
-    @property
     def most_calls(self) -> int | None:
         """Masks per image, at most; None for all."""
         return self.calls if isinstance(self.calls, int) else None
@@ -287,19 +282,6 @@ class Workers:
     unit_timeout: float | None = None  # seconds after which a worker is replaced
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        address = self.address
-        if address is None or address == "auto":
-            return
-        host, _, port = str(address).removeprefix("ray://").rpartition(":")
-        if not host or not port.isdecimal():
-            raise UserError(
-                f"workers must be a number, auto, HOST:PORT or ray://HOST:PORT, got {address!r}: as"
-                " in ray://10.0.0.1:10001"
-            )
-
-    def _check_numbers(self) -> None:
-        """Raise for numbers of another type, or out of bounds."""
         count = self.count
         if count is not None and (type(count) is not int or count < 1):
             raise UserError(f"workers must be 1 or more, got {count!r}: raise it")
@@ -313,6 +295,15 @@ class Workers:
             if not (0 < value < math.inf or (zero_is_fine and value == 0)):
                 bound = "0 or more" if zero_is_fine else "more than 0"
                 raise UserError(f"{name} must be {bound}, got {value}: raise it")
+        address = self.address
+        if address is None or address == "auto":
+            return
+        host, _, port = str(address).removeprefix("ray://").rpartition(":")
+        if not host or not port.isdecimal():
+            raise UserError(
+                f"workers must be a number, auto, HOST:PORT or ray://HOST:PORT, got {address!r}: as"
+                " in ray://10.0.0.1:10001"
+            )
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:

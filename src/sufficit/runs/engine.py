@@ -18,12 +18,14 @@ from sufficit.probes.standard import stacked
 from sufficit.progress import Progress
 from sufficit.runs.drawing import drawn_rows, holding
 from sufficit.runs.job import Job
+from sufficit.runs.record import SearchRecord
 from sufficit.runs.results import RunResults
-from sufficit.runs.search import found_alpha
-from sufficit.runs.spread import Score, Spread, in_this_process, score_missing
+from sufficit.runs.search import best_alpha, search_alpha
+from sufficit.runs.spread import Spread, in_this_process, score_missing
 from sufficit.runs.store import Store
 from sufficit.runs.table import is_precise, write_results
 from sufficit.runs.unit_rows import Rows
+from sufficit.statistics import Estimate
 
 
 def run(
@@ -32,7 +34,7 @@ def run(
     *,
     overwrite: bool = False,
     progress: bool | Progress | None = None,
-    spread: "Spread | None" = None,
+    spread: Spread | None = None,
 ) -> RunResults:
     """Score every source on every image by every probe. Run again to resume.
 
@@ -45,17 +47,20 @@ def run(
         if finished is not None:
             return finished
         store = owned.start(key, job.entries)
-        search = None
+        search: SearchRecord | None = None
+        own_best: dict[str, Estimate] = {}  # MSI of each source at the alpha_min best for it alone
         if job.is_searching:
-            search = found_alpha(job, store.folder, scoring, compute, progress)
-            job = replace(job, alpha_min=search.best)
+            search, own_best = search_alpha(job, store.folder, score_unit, compute, progress)
+            ranked = [search.mean_msi[name] for name in job.ranked]
+            job = replace(job, alpha_min=best_alpha(search.alphas, ranked))
         job = holding(job, store, compute, progress)
         units = 0
         for units in job.looks:  # without --within one look, at all units
-            score_missing(job, store, scoring(job), range(units), compute, progress)
+            score = partial(score_unit, job)
+            score_missing(job, store, score, range(units), compute, progress)
             if job.config.within is not None and is_precise(job, store, units):
                 break
-        return write_results(job, store, range(units), search, temporary=out is None)
+        return write_results(job, store, range(units), search, own_best, temporary=out is None)
 
 
 def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
@@ -73,11 +78,6 @@ def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
             value = derived.compute(stacked(columns, derived.of))
             rows.add({source: {derived.name: value}}, range(len(batch)))
     return rows
-
-
-def scoring(job: Job) -> Score:
-    """What computes a unit of a job."""
-    return partial(score_unit, job)
 
 
 def _finished(job: Job, owned: Store, key: dict[str, object]) -> RunResults | None:

@@ -236,20 +236,18 @@ class Job:
         """Where the units are computed."""
         return self.placed or str(self.classifier.device)
 
-    def of_role(self, role: str) -> list[str]:
-        """The names of the sources of a role."""
-        return [source.name for source in self.sources if source.role == role]
-
     @property
     def ranked(self) -> list[str]:
         """The sources that are compared: methods, or all if there is none."""
-        return self.of_role("method") or [source.name for source in self.sources]
+        methods = [source.name for source in self.sources if source.role == "method"]
+        return methods or [source.name for source in self.sources]
 
     @property
     def controls(self) -> list[str]:
-        """The sources that any method must beat."""
+        """The sources that any method must beat; none where controls alone are compared."""
         ranked = self.ranked
-        return [name for name in self.of_role("control") if name not in ranked]
+        controls = [source.name for source in self.sources if source.role == "control"]
+        return [name for name in controls if name not in ranked]
 
     def sample(self, most: int) -> frozenset[int]:
         """Up to so many images, evenly spaced; of images in random order the first ones.
@@ -352,12 +350,16 @@ def make_job(
             f"the classifier gives {classifier.output}, not {config.output}: set it there, as in"
             f' Classifier(..., output="{config.output}")'
         )
-    config, classifier = _with_score(config, classifier, twin)
+    if config.score.startswith("python:") or classifier.score is not None:
+        config, classifier = _with_score(config, classifier, twin)
     if images is None:
         images = open_images(
             config.data, image_column=config.image_column, label_column=config.label_column
         )
-    twin = _twin_of(config, twin, classifier, images)
+    if twin is None and config.twin is not None:
+        twin = _load_twin(config.twin, config)
+    if twin is not None:
+        _check_twin(twin, classifier, images)
     check_batch_size(config.batch_size)
     _check_fills(config, classifier, twin)
 
@@ -387,24 +389,17 @@ def make_job(
         extra=tuple(probes),
     )
     job = _in_smaller_units(_with_calls(job))
-    _check_files(job)
-    _check_msi(job)
-    for probe in job.probes:
-        _ = probe.calls  # raises for too few calls
+    _check(job)
     return job
 
 
-def _check_files(job: Job) -> None:
-    """Raise where sources or truth do not fit the images."""
+def _check(job: Job) -> None:
+    """Raise where sources, truth, columns or masks do not go together."""
     names = [entry.image.name for entry in job.entries]
     for source in job.sources:
         source.check(job.classifier, names)
     if job.truth is not None:
         job.truth.check(names)
-
-
-def _check_msi(job: Job) -> None:
-    """Raise where a check or a search needs MSI, which is not scored."""
     has_msi = MSI in job.scoring.metrics
     needs_msi = job.config.within or "ceiling" in job.config.wanted_checks
     if needs_msi and (job.is_searching or not has_msi):
@@ -415,6 +410,8 @@ def _check_msi(job: Job) -> None:
         )
     if job.is_searching and not has_msi:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
+    for probe in job.probes:
+        _ = probe.calls  # raises for too few masks
 
 
 def _with_calls(job: Job) -> Job:
@@ -441,38 +438,38 @@ def _in_smaller_units(job: Job) -> Job:
     return replace(job, entries=entries.labelled(job.entries.numbers, job.entries.target))
 
 
-def _twin_of(
-    config: RunConfig, twin: Classifier | None, classifier: Classifier, images: ImageSource
-) -> Classifier | None:
-    """The twin that is given, or that the config names; raise where it has other classes."""
-    if twin is None and config.twin is not None:
-        if ":" not in config.twin and not (place(config.twin) / DESCRIPTION).exists():
-            raise UserError(
-                f"a twin is a folder with {DESCRIPTION}, {config.twin} is none: give the folder"
-                " that sufficit train-twin wrote"
-            )
-        twin = load_classifier(config.twin, device=config.device, precision=config.precision)
-    if twin is not None:
-        check_twin(classifier, twin)
-        own = num_classes(twin, images)
-        wanted = num_classes(classifier, images)
-        if own != wanted:
-            raise UserError(
-                f"the twin has {own} classes and the model {wanted}: give a twin of this model"
-            )
-    return twin
+def _load_twin(source: str, config: RunConfig) -> Classifier:
+    """Load the twin that a config names."""
+    if ":" not in source and not (place(source) / DESCRIPTION).exists():
+        raise UserError(
+            f"a twin is a folder with {DESCRIPTION}, {source} is none: give the folder that"
+            " sufficit train-twin wrote"
+        )
+    return load_classifier(source, device=config.device, precision=config.precision)
+
+
+def _check_twin(twin: Classifier, classifier: Classifier, images: ImageSource) -> None:
+    """Raise for a twin of another model."""
+    check_twin(classifier, twin)
+    own = num_classes(twin, images)
+    wanted = num_classes(classifier, images)
+    if own != wanted:
+        raise UserError(
+            f"the twin has {own} classes and the model {wanted}: give a twin of this model"
+        )
 
 
 def _with_score(
     config: RunConfig, classifier: Classifier, twin: Classifier | None
 ) -> tuple[RunConfig, Classifier]:
-    """Config and classifier of a run; a score of the user's has no classes, so no leakage."""
+    """Return config and classifier of a run with a score of the user's own.
+
+    Such a score has no classes, and so neither labels nor leakage.
+    """
     if config.score.startswith("python:") and classifier.score is None:
         function = python_function(config.score.removeprefix("python:"))
         classifier = classifier.with_score(function)
         classifier.code += code_digest(function)
-    if classifier.score is None:
-        return config, classifier
     if twin is not None or config.twin is not None or config.targets == "label":
         raise UserError("a score of your own has no classes: leave out --twin and --targets label")
     checks = tuple(sorted(config.wanted_checks - {"leak"}))

@@ -27,7 +27,7 @@ from sufficit.probes.standard import (
     held_out_probe,
 )
 from sufficit.runs.config import DONORS
-from sufficit.sources import Method, Source
+from sufficit.sources import Method
 
 if TYPE_CHECKING:
     from sufficit.runs.job import Job
@@ -80,14 +80,10 @@ def models_of(job: "Job") -> list[AskedModel]:
 
 def held_out_fill(job: "Job") -> str | None:
     """The first fill of a few that neither the run nor a source asks the model with."""
-    asked = {*job.config.fills, *(fill for one in job.sources for fill in asked_fills(one))}
+    asked = {*job.config.fills}
+    for source in job.sources:
+        asked |= {*getattr(source, "fills", ())}  # of a source that asks the model while it draws
     return next((fill for fill in HELD_OUT_FILLS if fill not in asked), None)
-
-
-def asked_fills(source: Source) -> tuple[str, ...]:
-    """The fills that a source asks the model with while it draws."""
-    found: tuple[str, ...] = getattr(source, "fills", ())
-    return found
 
 
 def alpha_probe(job: "Job", model: AskedModel, *, coarse: bool, calls: int | None) -> BandProbe:

@@ -305,11 +305,6 @@ class RunResults:
             found.append("Leakage was not measured: all images it could use are of one class.")
         return found
 
-    @property
-    def fill(self) -> str | Tensor:
-        """What hidden pixels were filled with."""
-        return self.config.fill if self.shown is None else self.shown.fill
-
     def class_names(self, rows: Sequence[int]) -> list[str]:
         """The target classes of some images, by name where the run knows names."""
         known = self.record.class_names or []

@@ -26,7 +26,8 @@ from sufficit.report.content import MOST_SHOWN, Choice, Shown
 from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job
 from sufficit.runs.rows import StoredRows
-from sufficit.runs.store import Store, StoredMaps, read_tensors, save_tensors
+from sufficit.runs.store import Store, read_tensors, save_tensors
+from sufficit.runs.unit_rows import Rows
 from sufficit.sources import CONTROLS, Fitted, Maps, noise
 from sufficit.sources.certificate import Certificate, certificates
 
@@ -87,7 +88,7 @@ def write_shown(
     return dict(zip(batch.names, chosen.values(), strict=True))
 
 
-def _certificates(job: Job, batch: Batch, kept: StoredMaps) -> dict[str, list[Certificate]]:
+def _certificates(job: Job, batch: Batch, kept: Rows) -> dict[str, list[Certificate]]:
     """What the model says of the regions of each fitted source."""
     return {
         source.name: certificates(
@@ -123,10 +124,10 @@ def _by_source(found: Predictions, sources: Sequence[str]) -> dict[str, Columns]
     }
 
 
-def _stored_maps(store: Store, units: Mapping[int, int]) -> StoredMaps:
-    """The maps of some images, in their order; `units` has the unit of each by its number."""
+def _stored_maps(store: Store, units: Mapping[int, int]) -> Rows:
+    """Return the maps of some images, in their order; `units` has the unit of each image."""
     parts: dict[str, list[Maps]] = {}
-    shape: Sequence[int] = ()
+    shape: tuple[int, ...] = ()
     for number, unit in units.items():
         found = store.read_maps(unit)
         shape = found.shape
@@ -135,7 +136,7 @@ def _stored_maps(store: Store, units: Mapping[int, int]) -> StoredMaps:
             parts.setdefault(name, []).append(one.rows([place]))
     size = (shape[1], shape[2])
     maps = {name: Maps.joined(some, size) for name, some in parts.items()}
-    return StoredMaps((), tuple(units), maps, shape)
+    return Rows(numbers=tuple(units), shape=shape, maps=maps)
 
 
 def _stored_answers(store: Store, units: Mapping[int, int]) -> dict[str, Columns]:
@@ -159,8 +160,7 @@ def read_shown(
     """The images that a run kept to be looked at, if there are any."""
     if not (folder / SHOWN).exists():
         return None
-    kept = read_tensors(folder / SHOWN)
-    tensors, facts = kept.tensors, kept.facts
+    tensors, facts = read_tensors(folder / SHOWN)
     images = unpack(tensors["pixels"])
     if len(images) != len(facts["rows"]):
         raise ValueError(f"{SHOWN} holds {len(images)} images and {len(facts['rows'])} rows")
@@ -168,7 +168,7 @@ def read_shown(
         name: Maps(tensors[f"maps/{name}"], final, shares=tensors.get(f"shares/{name}"))
         for name, final in facts["final"].items()
     }
-    stored = StoredMaps((), tuple(facts["numbers"]), maps, facts["shape"])
+    stored = Rows(numbers=tuple(facts["numbers"]), shape=tuple(facts["shape"]), maps=maps)
     heatmaps = heatmaps_of(stored, config.seed)
     for found in heatmaps.values():
         check_heatmaps(found, images)
@@ -191,7 +191,7 @@ def read_shown(
         chosen="the best, the worst, the most disputed, and some drawn by the seed",
         reasons=tuple(facts["reasons"]),
         predictions=predictions,
-        fill=config.fill,
+        fill=config.fills[0],
         certificates={
             name: typed(list[Certificate], found)
             for name, found in facts.get("certificates", {}).items()
@@ -199,13 +199,13 @@ def read_shown(
     )
 
 
-def heatmaps_of(kept: StoredMaps, seed: int) -> dict[str, Tensor]:
+def heatmaps_of(kept: Rows, seed: int) -> dict[str, Tensor]:
     """Every source's heatmaps at the images' size, controls drawn again: source -> [N,H,W]."""
     size = (kept.shape[1], kept.shape[2])
     return {name: one.at(size) for name, one in maps_in_full(kept, seed).items()}
 
 
-def maps_in_full(kept: StoredMaps, seed: int) -> dict[str, Maps]:
+def maps_in_full(kept: Rows, seed: int) -> dict[str, Maps]:
     """What a heatmap file holds of every source: maps at the images' size, shares of cut ones."""
     size = (kept.shape[1], kept.shape[2])
     found = {name: one.in_full(size) for name, one in kept.maps.items()}
@@ -284,7 +284,8 @@ def draw(
     pixels, found = results.images(rows, data), results.heatmaps(rows, chosen)
     captions = {heads[m]: one for m, one in _captions(results, rows, columns, found).items()}
     maps = {heads[method]: drawn for method, drawn in found.items()}
-    under = plots.masked_images(pixels, maps, results.fill, results.alpha_min, kept=kept, rest=rest)
+    fill = results.config.fills[0]
+    under = plots.masked_images(pixels, maps, fill, results.alpha_min, kept=kept, rest=rest)
     titles = results.class_names(rows) if titles is None else titles
     return plots.sheet_figure(pixels, maps, titles, captions, under=under, look=look)
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import fingerprint
 from sufficit.data.loader import check_any
 from sufficit.files import writing
@@ -30,12 +31,11 @@ from sufficit.report.content import Choice
 from sufficit.runs.config import write_toml
 from sufficit.runs.groups import Group, groups, nothing
 from sufficit.runs.job import Job
-from sufficit.runs.probes_of import ALPHA_CURVE, models_of
+from sufficit.runs.probes_of import ALPHA_CURVE, coarse_step, models_of
 from sufficit.runs.reader import BAD_TRUTH
 from sufficit.runs.record import Record, SearchRecord, TruthRecord
-from sufficit.runs.results import RunResults
+from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.rows import SourceWriter, csv_writer
-from sufficit.runs.search import Search
 from sufficit.runs.shown import maps_in_full, write_shown
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, Rows
@@ -45,7 +45,6 @@ from sufficit.statistics import Estimate, estimates_of, ratio_of, standing_of
 from sufficit.sums import Floats, Sums, both, few_images, with_pairs
 
 NAMED = 1000  # noted images, at most, that run.json names
-OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
 FACTS = (RIGHT, "calls")  # columns that are no scores
 
 
@@ -117,9 +116,18 @@ class Totals:
 
 
 def write_results(
-    job: Job, store: Store, units: range, search: Search | None, *, temporary: bool
+    job: Job,
+    store: Store,
+    units: range,
+    search: SearchRecord | None,
+    own_best: Mapping[str, Estimate],
+    *,
+    temporary: bool,
 ) -> RunResults:
-    """Add up the units; write rows, curves, summary, record; delete the units at the end."""
+    """Add up the units; write rows, curves, summary, record; delete the units at the end.
+
+    `own_best` has the MSI of each source at the alpha_min that is best for it, if one was searched.
+    """
     store.clear_earlier()
     out = store.folder
     shares = _rank_shares(job, store, units)
@@ -131,8 +139,8 @@ def write_results(
     worst = _add_worst(job, summaries, headings)
     if search is not None:
         headings[OWN_BEST] = HEADINGS[OWN_BEST]
-        for name, own in search.own.items():
-            summaries[name][OWN_BEST] = own
+        for name, best in own_best.items():
+            summaries[name][OWN_BEST] = best
     ranked = _ranked(job, totals)
     standing = ranked[0].standing if ranked else None
     order = [*(standing.ranking if standing else job.ranked)]
@@ -157,8 +165,8 @@ def write_results(
         rank_shares={name: list(own.best) for name, own in shares.items() if own.shares},
         conditions=ranked,
         rank_correlations=correlations(ranked),
-        within=_within_outcome(job, units, summaries),
-        search=None if search is None else _search_record(search),
+        within=None if job.config.within is None else _within_outcome(job, units, summaries),
+        search=search,
     )
     known = record.as_json(job)
     results = RunResults.read(out, known)
@@ -451,15 +459,13 @@ def _record(
         few_images=few_images(totals.n),
         seed=job.config.seed,
         chance=job.chance,
-        alpha_curve=_alpha_curve(job, totals),
-        twin=_twin(job, totals),
+        alpha_curve=_alpha_curve(job, totals) if totals.candidates else None,
+        twin=None if job.twin is None else _twin(job, job.twin, totals),
     )
 
 
-def _alpha_curve(job: Job, totals: Totals) -> dict[str, Any] | None:
-    """Mean MSI over alpha_min on the sample that the probe looked at."""
-    if not totals.candidates:
-        return None
+def _alpha_curve(job: Job, totals: Totals) -> dict[str, Any]:
+    """Return mean MSI over alpha_min on the sample that the probe looked at."""
     first = next(iter(totals.candidates.values()))
     alphas = [*candidates_of(ALPHA_CURVE, [*first.columns]).values()]
     probe = next(one for one in job.probes if one.key == "alpha-curve")
@@ -467,39 +473,27 @@ def _alpha_curve(job: Job, totals: Totals) -> dict[str, Any] | None:
     return {
         "images": sum(number in images for number in totals.numbers),
         "alphas": alphas,
-        "value_step": job.config.value_step
-        if job.is_searching
-        else max(0.05, job.config.value_step),
+        "value_step": coarse_step(job.config.value_step),
         "mean_msi": {name: own.means().tolist() for name, own in totals.candidates.items()},
     }
 
 
-def _twin(job: Job, totals: Totals) -> dict[str, Any] | None:
-    if job.twin is None:
-        return None
+def _twin(job: Job, twin: Classifier, totals: Totals) -> dict[str, Any]:
+    """Return what run.json says of a twin."""
     hits, images = totals.right.get("twin", (0.0, 0))
     return {
         "model": job.config.twin,
-        "fingerprint": asdict(fingerprint(job.twin)),
+        "fingerprint": asdict(fingerprint(twin)),
         "clean_accuracy": hits / images if images else None,
     }
 
 
-def _search_record(search: Search) -> SearchRecord:
-    return SearchRecord(
-        alphas=list(search.alphas),
-        mean_msi={name: list(means) for name, means in search.means.items()},
-        own_alpha_min={name: search.own_best(name) for name in search.means},
-        images=search.images,
-    )
-
-
 def _sampled(job: Job) -> str | None:
-    """What a reader must know of a run that asks some of the masks."""
-    probe = next((one for one in job.probes if one.key == ""), None)
-    if job.scoring.calls is None or getattr(probe, "drawing", None) is None:
+    """Return what a reader must know of a run that asks some of the masks; None if it asks all."""
+    probe = job.first_probe
+    if probe is None or probe.drawing is None:
         return None
-    masks = len(getattr(probe, "bands", ())) + 1
+    masks = len(probe.bands) + 1
     return (
         f"Each image was scored with at most {job.scoring.calls} of {masks} masks per method, drawn"
         " by seed: the scores of a single image are estimates. --calls exact uses all masks."
@@ -509,7 +503,7 @@ def _sampled(job: Job) -> str | None:
 def _truth(
     job: Job, totals: Totals, summaries: Mapping[str, Mapping[str, Estimate]]
 ) -> TruthRecord | None:
-    """Of how many images the truth is known, and what is wrong with that of others."""
+    """Count the images without a truth, or with an unusable one; None if no column needs it."""
     columns = [name for name in job.scoring.metrics if name in LOCALIZATION]
     if not columns:
         return None
@@ -529,23 +523,34 @@ def _class_names(job: Job) -> list[str] | None:
 
 def _within_outcome(
     job: Job, seen: range, summaries: Mapping[str, Mapping[str, Estimate]]
-) -> dict[str, Any] | None:
-    """What run.json says of a run with `within`: None without."""
-    within, sizes, units = job.config.within, job.looks, job.units
-    if within is None:
-        return None
-    n = units.images_in(seen)  # those that were skipped count: the order is by image
-    half = half_width([summaries[name]["msi"] for name in job.ranked])
+) -> dict[str, Any]:
+    """Return what run.json says of a run with `within`."""
+    within = job.config.within
+    assert within is not None  # the caller asked
+    n = job.units.images_in(seen)  # those that were skipped count: the order is by image
     total = len(job.entries)
+    half = half_width([summaries[name]["msi"] for name in job.ranked])
     reached = half <= within
     if reached:
-        words = f"MSI of every method is known to ± {half:.2g} (--within {within:g}) from {n:,} of"
-        words += f" {total:,} images, in random order."
+        words = (
+            f"MSI of every method is known to ± {half:.2g} (--within {within:g}) from {n:,} of"
+            f" {total:,} images, in random order."
+        )
     else:
-        words = f"All {total:,} images are scored, and MSI is known to ± {half:.2g} only, not to ±"
-        words += f" {within:g} (--within): that takes about {n * (half / within) ** 2:,.0f} images."
-    if len(sizes) > 1:
-        words += f" Intervals and tests allow for up to {len(sizes)} looks at the results."
-    known = {"target": within, "half_width": half, "reached": reached, "images": n, "of": total}
-    looks = [units.images_in(range(size)) for size in sizes]
-    return known | {"looks": looks, "words": words}
+        # The width of an interval falls with the root of the number of images.
+        needed = n * (half / within) ** 2
+        words = (
+            f"All {total:,} images are scored, and MSI is known to ± {half:.2g} only, not to ±"
+            f" {within:g} (--within): that takes about {needed:,.0f} images."
+        )
+    if len(job.looks) > 1:
+        words += f" Intervals and tests allow for up to {len(job.looks)} looks at the results."
+    return {
+        "target": within,
+        "half_width": half,
+        "reached": reached,
+        "images": n,
+        "of": total,
+        "looks": [job.units.images_in(range(units)) for units in job.looks],
+        "words": words,
+    }
