@@ -39,7 +39,7 @@ class Panel:
 
 
 def curves_figure(of: Scores, title: str = "") -> "Figure":
-    """Every mean curve of one method, and MSI over alpha_min where it was searched for."""
+    """Draw every mean curve of one method, and MSI over alpha_min where it was searched for."""
     scores = MethodScores.of(of)
     groups: list[tuple[str, ...]] = [(name,) for name in CURVES if name in scores.curves]
     groups += [("show", "hide")] if "hide" in scores.curves else []
@@ -74,7 +74,7 @@ def methods_figure(
     names: Sequence[str] | None = None,
     look: Look = USUAL,
 ) -> "Figure":
-    """Mean curves, one line per method; quiet ones are grey and dashed.
+    """Draw mean curves, one line per method; quiet ones are grey and dashed.
 
     `names` chooses curves; without it all are drawn, and MSI over alpha_min if it was searched.
     """
@@ -88,7 +88,7 @@ def methods_figure(
 
 
 def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None = None) -> Panel:
-    """One mean curve by its name, one line per method."""
+    """Return the panel of one mean curve, one line per method."""
     lines = {}
     for method, found in scores.items():
         if name not in found.curves:
@@ -101,7 +101,7 @@ def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None
 
 
 def parts_panel(scores: MethodScores) -> Panel:
-    """The mean score of what is kept, hidden and left by one method, over the threshold."""
+    """Return the panel of one method: mean score of what is kept, hidden and left over alpha."""
     curves = scores.curves
     kept = "insertion_pixel" if "insertion_pixel" in curves else "show"
     wanted = {"kept": kept, "complement": "deletion_pixel", "hidden": "hide"}
@@ -113,7 +113,7 @@ def parts_panel(scores: MethodScores) -> Panel:
 def alpha_panel(
     scores: Mapping[str, MethodScores], alpha_curve: Mapping[str, Any] | None = None
 ) -> Panel | None:
-    """Mean MSI over alpha_min, one line per method, and where the methods are compared.
+    """Return the panel of mean MSI over alpha_min, and where the methods are compared.
 
     Of all images where it was searched, else of the sample in `alpha_curve` (as run.json has it);
     None where there is neither.
@@ -139,7 +139,7 @@ def alpha_figure(
     quiet: Sequence[str] = (),
     look: Look = style.PAPER,
 ) -> "Figure":
-    """Mean MSI over alpha_min, one line per method."""
+    """Draw mean MSI over alpha_min, one line per method."""
     panel = alpha_panel(scores, alpha_curve)
     if panel is None:
         raise UserError(
@@ -170,7 +170,7 @@ def lines_figure(
 
 
 def _legend(figure: "Figure", axis: "Axes", look: Look) -> None:
-    """The methods' names below all panels, as many per row as fit."""
+    """Write the methods' names below all panels, as many per row as fit."""
     lines, names = axis.get_legend_handles_labels()
     if not look.legend or not names:
         return
@@ -235,7 +235,7 @@ def sizes_figure(
 
 
 def _equal_msi(axis: "Axes", look: Look) -> None:
-    """Lines along which base score minus mask penalty is the same, labelled at their ends."""
+    """Draw lines of equal MSI, which is base score minus mask penalty, labelled at their ends."""
     left, right = axis.get_xlim()
     low, high = axis.get_ylim()
     left = min(left, 0)
@@ -263,7 +263,7 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
 
 
 def _zero_line(axis: "Axes", everything: tuple[float, float], look: Look) -> None:
-    """The line along which MSI is that of marking the whole image: below it a map is worse."""
+    """Draw the line of the MSI of marking the whole image: below it a map is worse."""
     (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
     size, base = everything
     axis.axline(everything, slope=1, color=INK, linestyle=(0, (3, 2)), linewidth=0.9, zorder=1)
@@ -280,7 +280,7 @@ def _zero_line(axis: "Axes", everything: tuple[float, float], look: Look) -> Non
 def _name_points(
     axis: "Axes", points: Mapping[str, tuple[float, float]], colours: Mapping[str, str], look: Look
 ) -> None:
-    """Every name next to its point, on the free side, and lower where it would cover another."""
+    """Write each name beside its point, on the free side, lower where it would cover another."""
     left, right = axis.get_xlim()
     low, high = axis.get_ylim()
     figure = axis.get_figure(root=True)
@@ -315,7 +315,7 @@ def _name_points(
 
 
 def _styles(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The colour and line style of each method."""
+    """Return the colour and line style of each method."""
     loud = [method for method in methods if method not in quiet]
     styles: dict[str, dict[str, Any]] = {
         method: {"color": LINES[k % len(LINES)], "linestyle": STROKES[k // len(LINES) % 3]}
@@ -334,7 +334,7 @@ def _across(curve: str) -> str:
 
 
 def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
-    """The scores on n held-out images, the leakage and the loss of each epoch; `best` is dotted."""
+    """Draw scores on n held-out images, leakage and loss over epochs; `best` is dotted."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = axes_for(3)

@@ -63,7 +63,7 @@ def figure_class() -> "type[Figure]":
 
 
 def axes_for(panels: int, look: Look = USUAL) -> tuple["Figure", list["Axes"]]:
-    """A figure and its panels, up to three in a row or as many as fit the width."""
+    """Return an empty figure and its panels, up to three in a row or as many as fit the width."""
     fits = 3 if look.width is None else max(1, min(4, round(look.width / 1.65)))
     columns = min(fits, max(1, panels))
     rows = max(1, -(-panels // columns))
@@ -99,7 +99,7 @@ def check_file(path: Path) -> None:
 
 
 def width_from(text: str) -> float:
-    """Inches from column, page or a number.
+    """Return inches from column, page or a number.
 
     >>> width_from("column"), width_from("4.5")
     (3.3, 4.5)
@@ -145,8 +145,10 @@ def _bytes(figure: "Figure", kind: str, letters: str, **options: Any) -> bytes:
 
 
 def svg(figure: "Figure", name: str, label: str) -> str:
-    """A figure as an SVG element of a web page: its colours are the page's variables, its letters
-    the page's font, every line and point has its name as a tooltip; `name` keeps its ids unique.
+    """Return a figure as an SVG element of a web page; `name` keeps its ids unique.
+
+    Its colours are the page's variables, its letters the page's font, and every line and point has
+    its name as a tooltip.
     """
     for line in (line for axis in figure.axes for line in axis.lines):
         if not (known := str(line.get_label())).startswith("_"):
@@ -163,7 +165,7 @@ def svg(figure: "Figure", name: str, label: str) -> str:
         return f"var(--{_PAGE_COLOURS[found[0]]})" if found[0] in _PAGE_COLOURS else found[0]
 
     def for_the_page(tag: re.Match[str]) -> str:
-        """A tag without what the page sets, with few decimals; names between tags are untouched."""
+        """Return a tag without what the page sets itself, and with few decimals."""
         one = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag[0])
         one = re.sub(r'((?:url\(|href=")#| id=")', rf"\1{name}-", one).replace("xlink:", "")
         one = re.sub(r"#[0-9a-f]{6}", page_colour, one)

@@ -64,7 +64,7 @@ def verdict(content: Content) -> Verdict:
 
 
 def _unreadable(content: Content) -> tuple[str, str, str] | None:
-    """The three lines where the scores mean nothing."""
+    """Return the three lines where the scores mean nothing."""
     right = content.first.clean
     labels = content.facts.targets == "label"
     if RANDOM_WEIGHTS in content.remarks:
@@ -127,7 +127,7 @@ def _outcome(standing: Standing) -> Outcome:
 
 
 def _of_groups(content: Content, outcomes: Sequence[Outcome]) -> tuple[str, str, str]:
-    """The three lines of one group or two; a group with a winner makes the answer."""
+    """Return the three lines of one group or two; a group with a winner makes the answer."""
     decided = [one for one in outcomes if one.winners] or [*outcomes]
     others = [one for one in outcomes if one not in decided]
     named = len(outcomes) > 1
@@ -147,7 +147,7 @@ def _of_group(
     *,
     named: bool,
 ) -> str:
-    """A sentence about a group, with the group's name if there are two."""
+    """Return a sentence about a group, with the group's name if there are two."""
     words = sentence(content, outcome)
     if not named:
         return words
@@ -158,7 +158,7 @@ def _of_group(
 
 
 def badges(content: Content) -> dict[str, str]:
-    """What the report calls methods of each group: best, tie, top, or not different from the top.
+    """Return the badge of methods in the report: best, tie, top, or not different from the top.
 
     Only a method that beats all others and every control is best.
     """
@@ -199,7 +199,7 @@ def _answer(content: Content, outcome: Outcome) -> str:
 
 
 def _best(content: Content, outcome: Outcome) -> str:
-    """The methods that beat every control, where nothing speaks against them."""
+    """Return the methods that beat every control, where nothing speaks against them."""
     top = outcome.top
     count = len(outcome.standing.ranking)
     if outcome.unsure:
@@ -215,12 +215,12 @@ def _best(content: Content, outcome: Outcome) -> str:
 
 
 def _leaking(content: Content, outcome: Outcome) -> list[str]:
-    """The winners whose masks leak."""
+    """Return the winners whose masks leak."""
     return [one for one in outcome.winners if leaks(content.summaries[one])]
 
 
 def _no_winner(outcome: Outcome) -> str:
-    """The control that no method beats."""
+    """Return the control that no method beats."""
     standing = outcome.standing
     control = _unbeaten(outcome)
     words = f"{CONTROLS.get(control, control)} ({control}, MSI {standing.means[control]:.2f})"
@@ -232,7 +232,7 @@ def _no_winner(outcome: Outcome) -> str:
 
 
 def _unbeaten(outcome: Outcome) -> str:
-    """The control that the best method does not beat: one with a higher mean comes first."""
+    """Return the control that the best method does not beat: one with a higher mean comes first."""
     standing, top = outcome.standing, outcome.top
     unbeaten = [one for one in standing.controls if not standing.beats(top, one)]
     higher = [one for one in unbeaten if standing.means[one] >= standing.means[top]]
@@ -253,14 +253,14 @@ def _tie(content: Content, outcome: Outcome) -> str:
 
 
 def _are_equal(outcome: Outcome) -> bool:
-    """Whether the winners are so close that their difference does not matter."""
+    """Return whether the winners are so close that their difference does not matter."""
     first, *others = outcome.winners
     pairs = [outcome.standing.pair(first, one) for one in others]
     return all(p is not None and max(abs(p.low), abs(p.high)) < EQUAL for p in pairs)
 
 
 def _turned(content: Content, outcome: Outcome) -> tuple[RankedCondition, Standing] | None:
-    """The condition in which another method of the group is significantly better, if any."""
+    """Return the condition in which another method of the group is significantly better, if any."""
     for other in content.conditions[1:]:
         for here in content.groups_of(other.standing):
             same = {*here.ranking} == {*outcome.standing.ranking}
@@ -289,7 +289,7 @@ def _sure(content: Content, outcome: Outcome) -> str:
 
 
 def _lead(content: Content, outcome: Outcome) -> str:
-    """How far the one winner is ahead of the next, and under which other conditions."""
+    """Return how far the one winner is ahead of the next, and under which other conditions."""
     standing, top = outcome.standing, outcome.top
     held = [one.words for one in content.conditions[1:] if _leads(content, outcome, one)]
     where = f"on {_images(standing.n)}{f', also {joined(held)}' if held else ''}."
@@ -302,14 +302,14 @@ def _lead(content: Content, outcome: Outcome) -> str:
 
 
 def _leads(content: Content, outcome: Outcome, condition: RankedCondition) -> bool:
-    """Whether the winner is significantly ahead of all others under another condition too."""
+    """Return whether the winner is significantly ahead of all others there too."""
     standing = condition.standing
     others = (*outcome.rivals, *outcome.standing.controls)
     return all(standing.beats(outcome.top, one) for one in others)
 
 
 def _beyond_the_fit(outcome: Outcome) -> str:
-    """What the map brings beyond the fit, which knows something by itself."""
+    """Return what the map brings beyond the fit, which knows something by itself."""
     standing, top = outcome.standing, outcome.top
     if FIT_CONTROL not in standing.controls:
         return ""
@@ -336,7 +336,7 @@ def _how_far_below(content: Content, outcome: Outcome) -> str:
 
 
 def _change(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
-    """What to do, and what the order depends on."""
+    """Return what to do, and what the order depends on."""
     found = []
     if any(outcome.lacking for outcome in outcomes):
         found.append("Add --checks controls: a map must beat marking the whole image.")
@@ -349,7 +349,7 @@ def _change(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _remedies(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
-    """What to do where no method beats the controls."""
+    """Return what to do where no method beats the controls."""
     best = outcomes[0].standing.best
     ways = []
     if not content.fitted:
@@ -371,7 +371,7 @@ def _remedies(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _open_questions(content: Content, outcome: Outcome) -> list[str]:
-    """What would settle what the tests leave open."""
+    """Return what would settle what the tests leave open."""
     standing, top = outcome.standing, outcome.top
     leaking = _leaking(content, outcome)
     if leaking:
@@ -392,7 +392,7 @@ def _open_questions(content: Content, outcome: Outcome) -> list[str]:
 
 
 def _leak_words(content: Content, outcome: Outcome, leaking: Sequence[str]) -> list[str]:
-    """How far masks leak, and which method does not."""
+    """Return how far masks leak, and which method does not."""
     standing = outcome.standing
     ratio = content.summaries[leaking[0]]["leak_ratio"]
     found = [f"The masks of {leaking[0]} reveal their class {leak_words(ratio)}."]
@@ -404,7 +404,7 @@ def _leak_words(content: Content, outcome: Outcome, leaking: Sequence[str]) -> l
 
 
 def _images_needed(pair: Pair | None) -> int | None:
-    """How many images show the difference of a pair in four of five cases; None for too many."""
+    """Return how many images show a pair's difference in four of five cases; None for too many."""
     if pair is None or math.isnan(pair.low) or pair.difference == 0:
         return None
     deviation = (pair.high - pair.low) / (2 * 1.96) * math.sqrt(pair.n)
@@ -417,7 +417,7 @@ def _images_needed(pair: Pair | None) -> int | None:
 
 
 def _alpha_words(content: Content) -> list[str]:
-    """Whether the order of methods hangs on the scale of their values."""
+    """Return whether the order of methods hangs on the scale of their values."""
     found = alpha_order(content)
     if found is None:
         return []
@@ -439,7 +439,7 @@ def _alpha_words(content: Content) -> list[str]:
 
 
 def _value(content: Content, method: str) -> str:
-    """The mean of the ranked column with its interval."""
+    """Return the mean of the ranked column with its interval."""
     found = content.summaries[method][content.standing.column]
     if math.isnan(found.low):
         return f"{found.mean:.2f}"
@@ -447,7 +447,7 @@ def _value(content: Content, method: str) -> str:
 
 
 def _difference(pair: Pair | None, ahead: str) -> str:
-    """How far a method is ahead in a pair, with the interval."""
+    """Return how far a method is ahead in a pair, with the interval."""
     if pair is None:
         return "an unknown amount"
     sign = 1 if pair.first == ahead else -1

@@ -44,7 +44,7 @@ class Facts:
 
     @staticmethod
     def of(run: Mapping[str, Any], **known: Any) -> "Facts":
-        """Facts from what `provenance` returns and run.json holds, and the other fields by name."""
+        """Return facts of a run.json (or of `provenance`), with the other fields by name."""
         device = run["device"]
         return Facts(
             device=f"{device['type']}, {device['name']}, {device['dtype']}",
@@ -102,7 +102,7 @@ class Content:
         return tuple(name for name in self.standing.ranking if name in self.fit_fills)
 
     def groups_of(self, standing: Standing) -> list[Standing]:
-        """The standing of the methods as they are drawn, and of those that are fitted.
+        """Return the standing of the methods as they are drawn, and of those that are fitted.
 
         A fit asks the model before it is scored, so that the two answer different questions. A
         control that is fitted is one for fitted methods only.
@@ -145,7 +145,7 @@ class Content:
         return sorted(means, key=place)
 
     def mean(self, method: str) -> float:
-        """The mean of a method in the ranked column."""
+        """Return the mean of a method in the ranked column."""
         return self.summaries[method][self.standing.column].mean
 
     @property
@@ -159,11 +159,11 @@ class Content:
         return self.first.n
 
     def heading(self, column: str) -> Heading:
-        """What a column, or a curve, is called."""
+        """Return the heading of a column or a curve."""
         return self.headings.get(column) or heading_of(column)
 
     def class_name(self, number: int) -> str:
-        """The name of a class, or its number."""
+        """Return the name of a class, or its number."""
         known = self.classes or ()
         return known[number] if number < len(known) else f"class {number}"
 

@@ -36,7 +36,7 @@ CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, leg
 
 
 def render(content: Content) -> str:
-    """The page as text."""
+    """Return the page as text."""
     read = readings(content)
     standing = content.standing
     main = (standing.column, *MAIN)
@@ -87,7 +87,7 @@ def render(content: Content) -> str:
 
 
 def charts_of(content: Content) -> list[dict[str, Any]]:
-    """The charts of all methods: base score over penalty, MSI over alpha_min, and curves."""
+    """Return the charts of all methods: base score over penalty, MSI over alpha_min, and curves."""
     order = [*content.standing.ranking]
     quiet = [method for method in content.methods if method not in order]
     scores = {method: content.scores[method] for method in (*order, *quiet)}
@@ -113,7 +113,7 @@ def charts_of(content: Content) -> list[dict[str, Any]]:
 
 
 def method_charts(content: Content) -> list[dict[str, Any]]:
-    """One chart per method of what is kept, hidden and left."""
+    """Return one chart per method of what is kept, hidden and left."""
     found = []
     for number, method in enumerate(content.methods):
         panel = plots.parts_panel(content.scores[method])
@@ -130,7 +130,7 @@ def _chart(name: str, title: str, note: str, figure: Any) -> dict[str, Any]:
 
 
 def rows_of(content: Content) -> list[dict[str, Any]]:
-    """The words for each image shown."""
+    """Return the words for each image shown."""
     some = content.first.shown
     whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
     named = some.classes_of([EVERYTHING])[:, 0].tolist()
@@ -148,7 +148,7 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
 
 
 def facts_list(content: Content, alphas: str, fill: str) -> list[tuple[str, str]]:
-    """What ran, line by line; empty lines are left out."""
+    """Return what ran, line by line; empty lines are left out."""
     facts = content.facts
     searched = " (searched)" if content.first.alphas is not None else ""
     targets = {"label": "labels", "prediction": "the model's own predictions"}
@@ -173,7 +173,7 @@ def facts_list(content: Content, alphas: str, fill: str) -> list[tuple[str, str]
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
-    """A number with a true minus sign; a dash for none.
+    """Return a number with a true minus sign; a dash for none.
 
     >>> number(-0.5), number(float("nan")), number(float("inf")), number(0.25, 2, sign=True)
     ('\u22120.500', '\u2013', '\u221e', '+0.25')
@@ -186,7 +186,7 @@ def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
 
 
 def typeset(text: str) -> str:
-    """Text with true minus signs before numbers, and a space that does not break before %.
+    """Return text with true minus signs before numbers, and a space that does not break before %.
 
     >>> typeset("from -2 to -0.5, well-known")
     'from \u22122 to \u22120.5, well-known'
@@ -196,19 +196,19 @@ def typeset(text: str) -> str:
 
 
 def interval(estimate: Estimate) -> str:
-    """The ends of an interval; empty where there is none."""
+    """Return the ends of an interval; empty where there is none."""
     return "" if math.isnan(estimate.low) else f"{number(estimate.low)} to {number(estimate.high)}"
 
 
 def asset(name: str, package: str = HOME) -> str:
-    """A file of a package as text, else the report's file of that name."""
+    """Return a file of a package as text, else the report's file of that name."""
     own, shared = (files(home).joinpath(name) for home in (package, HOME))
     return (own if own.is_file() else shared).read_text(encoding="utf-8")
 
 
 @cache
 def environment(package: str = HOME) -> Environment:
-    """The templates of a package; all that they print is escaped."""
+    """Return the templates of a package; all that they print is escaped."""
     options: dict[str, Any] = {"undefined": StrictUndefined, "autoescape": True}
     options |= {"trim_blocks": True, "lstrip_blocks": True}
     found = Environment(loader=FunctionLoader(lambda name: asset(name, package)), **options)
@@ -218,7 +218,7 @@ def environment(package: str = HOME) -> Environment:
 
 
 def look_and_feel(package: str = HOME) -> dict[str, Markup | str]:
-    """The styles, the script after the viewer's, and the script's digest for the policy."""
+    """Return the styles, the script after the viewer's, and the script's digest for the policy."""
     inner = asset("viewer.js") + "\n" + asset("page.js", package)
     script = f'"use strict";\n(() => {{\n{inner}}})();\n'
     return {

@@ -29,7 +29,7 @@ class Reading:
 
 
 def readings(content: Content) -> list[Reading]:
-    """What the mean MSI of each method means, and which of its parts decides that, best first.
+    """Return what the mean MSI of each method means and which part of it decides, best first.
 
     Every method that has all columns of MSI. The score of what is not marked follows from the mean
     base score, which is 1/2 [kept - outside + mean of Show - mean of Hide].
@@ -57,7 +57,7 @@ def readings(content: Content) -> list[Reading]:
 
 
 def place_of(msi: float) -> str:
-    """Which of the marks +1, 0 and -1 an MSI is close to.
+    """Return which of the marks +1, 0 and -1 an MSI is close to.
 
     >>> [place_of(msi) for msi in (0.8, 0.5, 0.1, -0.5, -1.2)]
     ['close to +1', 'between 0 and +1', 'near 0', 'between 0 and -1', 'close to -1']
@@ -73,8 +73,10 @@ def place_of(msi: float) -> str:
 def why(
     msi: float, losses: Mapping[str, float], kept: float, inner: float, *, accuracy: bool
 ) -> str:
-    """Why a mean MSI is what it is; `kept` is the mean score of what is marked, `inner` the mean as
-    the threshold rises from alpha_min to 1. Scores are accuracies or else confidences.
+    """Return why a mean MSI is what it is.
+
+    `kept` is the mean score of what is marked, `inner` the mean as the threshold rises from
+    alpha_min to 1. Scores are accuracies, or else confidences.
     """
     right = "the model is right on {:.0%} of the images"
     given = "the model gives the class {:.0%} on average"

@@ -22,7 +22,7 @@ WIDTH = 78  # letters of a row
 
 
 def results_table(content: Content) -> Table:
-    """The terminal's table: methods as they are drawn, fitted ones, controls; each best first.
+    """Return the terminal's table: methods as drawn, fitted ones, controls; each best first.
 
     The ranked column has marks and an interval, the controls and methods that draw the same map for
     every class are marked.
@@ -59,7 +59,7 @@ def results_table(content: Content) -> Table:
 
 
 def _shown_columns(content: Content, *, searched: bool) -> list[str]:
-    """The columns that a row of 80 letters has room for."""
+    """Return the columns that a row of 80 letters has room for."""
     known = {name for found in content.summaries.values() for name in found}
     main = ["insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi"]
     if "msi_rank" in known:
@@ -70,14 +70,14 @@ def _shown_columns(content: Content, *, searched: bool) -> list[str]:
 
 
 def _part(content: Content, method: str) -> str:
-    """The part of the table that a method is in."""
+    """Return the part of the table that a method is in."""
     if method not in content.standing.ranking:
         return "other"
     return "fitted" if method in content.fit_fills else "drawn"
 
 
 def further_tables(content: Content, *, without: Collection[str] = ()) -> Iterator[Table]:
-    """The means of what was asked for besides: other fills and a twin, a truth, further columns."""
+    """Yield tables of other fills, a twin, a truth and further columns, if they were scored."""
     known = {
         name: one
         for found in content.summaries.values()
@@ -103,7 +103,7 @@ def further_tables(content: Content, *, without: Collection[str] = ()) -> Iterat
 
 
 def notebook_table(content: Content) -> str:
-    """The same tables as HTML, with the answer and what to know before trusting it."""
+    """Return the same tables as HTML, with the answer and what to know before trusting it."""
     said = [*verdict(content).lines, *(one.text for one in cautions(content))]
     said += [*legend(content), *notes(content)]
     found = [_as_html(results_table(content), said)]
@@ -117,7 +117,7 @@ def _as_html(table: Table, said: Sequence[str] = ()) -> str:
 
 
 def _fitting(content: Content, columns: Sequence[str], room: int) -> Iterator[list[str]]:
-    """Columns in groups whose heads fit into a row."""
+    """Yield columns in groups whose heads fit into a row."""
     found: list[str] = []
     for column in columns:
         if found and sum(len(_head(content, one)) + 1 for one in (*found, column)) > room:
@@ -144,7 +144,7 @@ def _cell(found: Estimate | None) -> str:
 
 
 def marked(content: Content, method: str) -> str:
-    """A method's name with the mark of a control, of one without rank or without class."""
+    """Return a method's name with the mark of a control, of one without rank or without class."""
     if method in content.standing.controls:
         return f"{method} {CONTROL}"
     if method not in content.standing.ranking:
@@ -153,7 +153,7 @@ def marked(content: Content, method: str) -> str:
 
 
 def gaps(content: Content) -> list[str]:
-    """Why a column of the table has no value, or an interval no end."""
+    """Return why a column of the table has no value, or an interval no end."""
     found = []
     ranks = [own["msi_rank"].mean for n, own in content.summaries.items()
              if "msi_rank" in own and n != ZERO_LINE]  # fmt: skip
@@ -169,7 +169,7 @@ def gaps(content: Content) -> list[str]:
 
 
 def short_legend(content: Content) -> str:
-    """What the marks of the table mean."""
+    """Return what the marks of the table mean."""
     standing = content.standing
     most = "highest" if standing.higher_is_better else "lowest"
     several = len(content.groups) > 1
@@ -187,7 +187,7 @@ def short_legend(content: Content) -> str:
 
 
 def groups_words(content: Content) -> str:
-    """That fitted methods are ranked apart; empty where there are none."""
+    """Return why fitted methods are ranked apart; empty if there are none."""
     if len(content.groups) < 2:
         return ""
     return (
@@ -197,7 +197,7 @@ def groups_words(content: Content) -> str:
 
 
 def legend(content: Content) -> list[str]:
-    """What the marks mean, what the groups are, and how the intervals were computed."""
+    """Return what the marks mean, what the groups are, and how the intervals were computed."""
     standing = content.standing
     found = [short_legend(content), groups_words(content)]
     interval = " ".join(["Interval: Student's t, corrected for skewness.", *gaps(content)])

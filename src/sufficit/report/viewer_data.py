@@ -1,6 +1,4 @@
-"""What a page holds: images and heatmaps as data addresses, what the viewer's script reads, and the
-files a reader can download.
-"""
+"""What a page holds: images and heatmaps as data URLs, the viewer's data, files to download."""
 
 import base64
 import io
@@ -43,7 +41,7 @@ BLUR_SIDE = 64  # a blurred image has no finer detail than this
 
 
 def encode_images(images: Tensor) -> list[str]:
-    """Data addresses of WebP, in the best quality that fits: [N,C,H,W] in 0..1 -> N."""
+    """Return data addresses of WebP, in the best quality that fits: [N,C,H,W] in 0..1 -> N."""
     if max(images.shape[-2:]) <= SMALL:
         return _webp(images, lossless=True, quality=80)
     return _fitting(lambda quality: _webp(images, quality=quality), QUALITIES, IMAGE_ROOM)
@@ -52,7 +50,7 @@ def encode_images(images: Tensor) -> list[str]:
 def encode_heatmaps(
     heatmaps: Mapping[str, Tensor], grid: Sequence[float], sides: Sequence[int] = SIDES
 ) -> dict[str, list[str]]:
-    """Data addresses of 8-bit PNG that hold `steps` of the maps: [N,H,W] -> N per method."""
+    """Return data addresses of 8-bit PNG that hold `steps` of the maps: [N,H,W] -> N per method."""
     maps = torch.cat([found.detach().cpu().float() for found in heatmaps.values()])
 
     def encode(side: int) -> list[str]:
@@ -65,7 +63,7 @@ def encode_heatmaps(
 
 
 def steps(heatmaps: Tensor, grid: Sequence[float]) -> Tensor:
-    """The number of grid points below each value, so that M > grid[i] where steps > i.
+    """Return the number of grid points below each value, so that M > grid[i] where steps > i.
 
     >>> steps(torch.tensor([0.0, 0.5, 0.51, 1.0]), (0.0, 0.5, 1.0))
     tensor([0, 1, 2, 2], dtype=torch.uint8)
@@ -81,7 +79,7 @@ NOT_DRAWN = {
 
 
 def encode_fill(images: Tensor, fill: str | Tensor) -> list[str]:
-    """The fill of hidden pixels: a colour or an image, one for all images or one per image."""
+    """Return the fill of hidden pixels: a colour or an image, one for all or one per image."""
     filled = fill_for(images.detach().cpu().float(), fill)
     if filled.shape[-2:] == (1, 1):
         return [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in _rgb(filled)[:, 0, 0].tolist()]
@@ -92,7 +90,7 @@ def encode_fill(images: Tensor, fill: str | Tensor) -> list[str]:
 
 
 def encode_orders(orders: Tensor, side: int = SIDES[0]) -> list[str]:
-    """Data addresses of grey PNGs, brighter where a pixel comes earlier: [N,H,W] -> N.
+    """Return data addresses of grey PNGs, brighter where a pixel comes earlier: [N,H,W] -> N.
 
     A shade per position of the slider, so that each of them cuts at the exact place.
     """
@@ -106,7 +104,7 @@ def encode_orders(orders: Tensor, side: int = SIDES[0]) -> list[str]:
 
 
 def _reduced(images: Tensor, side: int) -> Tensor:
-    """Images averaged down to at most this side: [N,C,H,W] -> [N,C,h,w]."""
+    """Return images averaged down to at most this side: [N,C,H,W] -> [N,C,h,w]."""
     longest = max(images.shape[-2:])
     if longest <= side:
         return images
@@ -115,7 +113,7 @@ def _reduced(images: Tensor, side: int) -> Tensor:
 
 
 def _fitting(make: Callable[[int], list[str]], tries: Sequence[int], room: int) -> list[str]:
-    """The result of the first try that fits into the room, else of the last try."""
+    """Return the result of the first try that fits into the room, else of the last try."""
     found: list[str] = []
     for attempt in tries:
         found = make(attempt)
@@ -129,7 +127,7 @@ def _webp(images: Tensor, **options: int | bool) -> list[str]:
 
 
 def _rgb(images: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """8-bit colours, grey where there are not three channels: [N,C,H,W] in 0..1 -> [N,H,W,3]."""
+    """Return 8-bit colours, grey unless there are three channels: [N,C,H,W] -> [N,H,W,3]."""
     found = images.detach().cpu().float()
     found = found if found.shape[1] == 3 else found.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     pixels = found.clamp(0, 1).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1)
@@ -150,7 +148,7 @@ def _address(content: bytes, kind: str) -> str:
 
 
 def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
-    """As many alphas of the curves as a slider needs, and every alpha_min.
+    """Return as many alphas of the curves as a slider needs, and every alpha_min.
 
     >>> stops((0.0, 0.5, 1.0), [0.4])
     (0.0, 0.4, 0.5, 1.0)
@@ -160,7 +158,7 @@ def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
 
 
 def viewer_data(content: Content) -> dict[str, Any]:
-    """All that the script needs to show masks and what the model predicts for them.
+    """Return all that the script needs to show masks and what the model predicts for them.
 
     The slider has the alphas of the curves, and every alpha_min.
     """
@@ -206,7 +204,7 @@ def viewer_data(content: Content) -> dict[str, Any]:
 
 
 def region_data(certificate: Certificate, order: str) -> dict[str, Any]:
-    """What the viewer shows of the regions of one image: the fitted one, and the sizes asked."""
+    """Return what the viewer shows of one image's regions: the fitted one, and the sizes asked."""
     around = certificate.fills
     fills = [one.fill for one in around]
     fitted = Size(
@@ -230,7 +228,7 @@ def region_data(certificate: Certificate, order: str) -> dict[str, Any]:
 
 
 def size_data(size: Size, fills: Sequence[str]) -> list[Any]:
-    """A size in thousandths, and what the model says of the region and the rest with each fill.
+    """Return a size in thousandths, and the answers for region and rest with each fill.
 
     An answer is the confidence in the target; where another class comes first, that class and the
     confidence; None where the model was not asked.
@@ -247,7 +245,7 @@ def size_data(size: Size, fills: Sequence[str]) -> list[Any]:
 
 
 def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None]]:
-    """Per image, the share of its pixels above each alpha: [N,H,W] -> N."""
+    """Return for each image the share of its pixels above each alpha: [N,H,W] -> N."""
     counts = bands.runs(heatmaps.cpu(), [bands.show(a) for a in grid]).diff(dim=2)[:, :, 0]
     return [rounded(share) for share in counts / heatmaps[0].numel()]
 
@@ -255,7 +253,7 @@ def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None
 def answers_along(
     predictions: Predictions, alpha_min: float, grid: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Per image, the predictions for what is kept, hidden and left at each alpha.
+    """Return for each image the predictions for what is kept, hidden and left at each alpha.
 
     For each view there are probabilities, None where the model was not asked; hits as one text of
     1, 0 and ?; and the predicted class, where it is known and not the target.
@@ -282,12 +280,12 @@ def answers_along(
 
 
 def classes_in(answers: dict[str, Any]) -> set[int]:
-    """The classes that the model predicts for one image and method, without the target."""
+    """Return the classes that the model predicts for one image and method, without the target."""
     return {n for view in VIEWS for n in answers[f"{view}_said"] if n is not None}
 
 
 def rounded(values: Tensor) -> list[float | None]:
-    """Four digits, None for NaN: [N] -> N."""
+    """Return values with four digits, None for NaN: [N] -> N."""
     return [None if math.isnan(value) else round(value, 4) for value in values.tolist()]
 
 
@@ -295,7 +293,7 @@ def rounded(values: Tensor) -> list[float | None]:
 
 
 def downloads(content: Content) -> list[tuple[str, str, str]]:
-    """(file name, what it holds, data address) of every file that a reader can download."""
+    """Return (file name, what it holds, data address) of every file that a reader can download."""
     summaries = {method: content.summaries[method] for method in content.methods}
     facts = {
         "title": content.title,
@@ -334,5 +332,5 @@ def downloads(content: Content) -> list[tuple[str, str, str]]:
 
 
 def _text(name: str) -> str:
-    """A name with escapes for raw bytes of a file name, which are no text."""
+    """Return a name with escapes for raw bytes of a file name, which are no text."""
     return name.encode("utf-8", "backslashreplace").decode()

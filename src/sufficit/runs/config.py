@@ -243,7 +243,7 @@ class RunConfig:
         return {"image_column": self.image_column, "label_column": self.label_column}
 
     def for_images(self, n: int, sources: int, *, masks: int, least: int) -> "RunConfig":
-        """The config for n images: with numbers of calls and donors where none were given.
+        """Return the config for n images: with numbers of calls and donors where none were given.
 
         `masks` is the number of all masks of an image and source, `least` the smallest number that
         leaves every column unbiased.
@@ -307,7 +307,7 @@ class Workers:
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
-    """A config from plain values by name; defaults for the rest."""
+    """Return a config from plain values by name; defaults for the rest."""
     known = check_values(values)
     if known.get("quick"):
         known = QUICK | known  # --quick does not override what was said
@@ -320,7 +320,7 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
 
 
 def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Values of known options, each converted to its type; raise for any other."""
+    """Return values of known options, each converted to its type; raise for any other."""
     hints = get_type_hints(RunConfig)
     for name, value in values.items():
         words = [value] if isinstance(value, str) else value
@@ -332,7 +332,7 @@ def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The options that a RUN.toml sets, those of workers aside."""
+    """Return the options that a RUN.toml sets, those of workers aside."""
     content = {name: one for name, one in _read_table(path).items() if name != "workers"}
     return check_values(content, f" in {path.name}")
 
@@ -356,7 +356,7 @@ def _read_table(path: Path) -> dict[str, Any]:
 
 
 def read_workers(path: Path) -> dict[str, Any]:
-    """The table [workers] of a RUN.toml: what `Workers` has."""
+    """Return the table [workers] of a RUN.toml: what `Workers` has."""
     found = _read_table(path).get("workers", {})
     if not isinstance(found, dict):
         raise UserError(f"workers in {path.name} must be a table, [workers], got {found!r:.100}")
@@ -368,7 +368,7 @@ def read_workers(path: Path) -> dict[str, Any]:
 
 
 def workers_from(values: Mapping[str, Any]) -> Workers | None:
-    """The workers of plain values; None where units are computed in this process.
+    """Return the workers of plain values; None where units are computed in this process.
 
     `workers` is the word of the command line: a count, or the address of a cluster. The others are
     the fields of `Workers`.
@@ -403,7 +403,7 @@ def write_toml(path: Path, config: RunConfig) -> None:
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type.
+    """Return the types of a union, or the one type.
 
     >>> kinds_of(int | None), kinds_of(str)
     ((<class 'int'>, <class 'NoneType'>), (<class 'str'>,))
@@ -412,7 +412,7 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def _converted(name: str, value: Any, hint: Any) -> Any:
-    """The value as the type of an option; raise where it has another or is out of bounds."""
+    """Return the value as the type of an option; raise where it has another or is out of bounds."""
     if name == "score" and isinstance(value, str):
         is_function = value.startswith("python:")
         if value not in KINDS and not is_function:
@@ -441,7 +441,7 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
 
 
 def _as(value: Any, kind: Any) -> Any:
-    """The value as this type, None where it does not fit."""
+    """Return the value as this type, None where it does not fit."""
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
     if get_origin(kind) is tuple:

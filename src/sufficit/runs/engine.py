@@ -81,7 +81,7 @@ def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
 
 
 def _finished(job: Job, owned: Store, key: dict[str, object]) -> RunResults | None:
-    """The results of this very run, if they are in its folder; raise for another run's."""
+    """Return the results of this very run, if they are in its folder; raise for another run's."""
     record = owned.finished(key, job.entries)
     if record is not None and job.config.save_heatmaps <= record["config"]["save_heatmaps"]:
         try:

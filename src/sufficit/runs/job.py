@@ -250,7 +250,7 @@ class Job:
         return [name for name in controls if name not in ranked]
 
     def sample(self, most: int) -> frozenset[int]:
-        """Up to so many images, evenly spaced; of images in random order the first ones.
+        """Return up to so many images, evenly spaced; of images in random order the first ones.
 
         A run with `within` may stop early, so that its samples must be among the first images.
         """
@@ -262,11 +262,11 @@ class Job:
         return frozenset(i * images // count for i in range(count))
 
     def asking_only(self, images: Sequence[int], probe: Probe) -> "Job":
-        """The job of a first run that puts one probe to some of the images."""
+        """Return the job of a first run that puts one probe to some of the images."""
         return replace(self, some=tuple(images), only=(probe,), truth=None, held=None)
 
     def search_calls(self) -> int | None:
-        """Masks per image while alpha_min is searched for; None for all."""
+        """Return masks per image while alpha_min is searched for; None for all."""
         if self.config.most_calls is None:
             return None
         return max(self.config.most_calls, SEARCHED)
@@ -277,7 +277,10 @@ class Job:
             source.close()
 
     def key(self) -> dict[str, Any]:
-        """All that must be the same to resume. Model, data and sources count by their content."""
+        """Return all that must be the same to resume.
+
+        Model, data and sources count by their content.
+        """
         classifier = self.classifier
         settings = {
             name: value for name, value in asdict(self.config).items() if name not in NOT_IN_KEY
@@ -305,7 +308,7 @@ class Job:
 
 
 def look_sizes(images: int, unit: int) -> list[int]:
-    """The number of units at each look: those of 200, 400, 800, ... images, then all.
+    """Return the number of units at each look: those of 200, 400, 800, ... images, then all.
 
     >>> look_sizes(1000, 32)
     [7, 13, 25, 32]
@@ -327,7 +330,7 @@ def make_job(
     metrics: Mapping[str, AnyMetric] | None = None,
     probes: Sequence[Probe] = (),
 ) -> Job:
-    """The job of a config; raise here, before any image is scored, for what is wrong with it.
+    """Return the job of a config; raise before any image is scored for what is wrong with it.
 
     A classifier, images, sources, a size of units, a twin or a truth replace those that the config
     names.
@@ -415,7 +418,7 @@ def _check(job: Job) -> None:
 
 
 def _with_calls(job: Job) -> Job:
-    """The job with the number of masks and donors that its images and sources call for."""
+    """Return the job with the number of masks and donors that its images and sources call for."""
     sampled = replace(job, config=replace(job.config, calls=SAMPLED))
     probe = BandProbe(MaskedModel(job.classifier), tuple(sampled.scoring.columns))
     config = job.config.for_images(
@@ -428,7 +431,10 @@ def _with_calls(job: Job) -> Job:
 
 
 def _in_smaller_units(job: Job) -> Job:
-    """The job with smaller units where a run is long and has few images, so that it keeps some."""
+    """Return the job with smaller units if it is long and has few images.
+
+    Then an interruption loses little.
+    """
     few = math.ceil(len(job.entries) / FEWEST_UNITS)
     # Forward passes times weights is about proportional to the time that a run takes.
     weights = sum(one.numel() for one in job.classifier.bare.parameters())
@@ -490,7 +496,7 @@ def _check_fills(config: RunConfig, classifier: Classifier, twin: Classifier | N
 
 
 def load_model(config: RunConfig) -> Classifier:
-    """The classifier that a config names."""
+    """Return the classifier that a config names."""
     return load_classifier(
         config.model,
         weights=config.weights,
@@ -505,14 +511,14 @@ def load_model(config: RunConfig) -> Classifier:
 
 
 def _model_digest(classifier: Classifier) -> str:
-    """The weights to the bit; a fingerprint is alike for weights that are nearly the same."""
+    """Return a digest of the weights to the bit; a fingerprint allows for rounding."""
     state = {**dict(classifier.bare.named_parameters()), **dict(classifier.bare.named_buffers())}
     weights = digest(*state.values())
     return _digest([list(state), weights, classifier.mean, classifier.std, classifier.output])
 
 
 def _metric_digest(metric: AnyMetric) -> str:
-    """The code of a column of the user's."""
+    """Return a digest of the code of a column of the user's."""
     return identity_of(metric.measure if isinstance(metric, MapMetric) else metric.formula)
 
 

@@ -48,7 +48,7 @@ SHEET_ROWS = 24  # images of a sheet, and of a unit
 
 
 def images_in(paths: Sequence[Path]) -> ImageSource:
-    """The images among files and folders, each under its own name."""
+    """Return the images among files and folders, each under its own name."""
     found: list[ImageFile] = []
     for path in paths:
         if path.suffix == ".parquet" or path.is_dir():
@@ -66,7 +66,7 @@ def images_in(paths: Sequence[Path]) -> ImageSource:
 
 
 def class_number(target: str, classes: Sequence[str] | None) -> int:
-    """A class by number or by name."""
+    """Return a class by number or by name."""
     named = class_named(target, class_forms(classes or ()))
     if named is not None:
         return named
@@ -136,7 +136,7 @@ def explain_run(
 
 
 def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
-    """What run.json holds; raise if no image could be drawn."""
+    """Return what run.json holds; raise if no image could be drawn."""
     skipped: dict[str, str] = {}
     targets: dict[str, int] = {}
     empty = dict.fromkeys((source.name for source in job.sources), 0)
@@ -173,7 +173,7 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
 def _heatmaps(
     job: Job, store: Store, units: range, source: str
 ) -> Iterator[tuple[str, Tensor, float | None]]:
-    """Every image's name, heatmap at the image's size, and share if it is cut."""
+    """Yield every image's name, heatmap at the image's size, and share if it is cut."""
     for unit in units:
         kept = store.read_maps(unit)
         if kept.names:
@@ -237,7 +237,7 @@ def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[s
 
 
 def _picture(folder: Path, name: str) -> Path:
-    """The path of a picture below a folder, which is made; raise where the name leads out of it."""
+    """Make the folder of a picture and return its path; raise if the name leads out of it."""
     path = make_folder(folder) / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{name!r} leads out of {folder}: rename the image")

@@ -38,7 +38,10 @@ CURVE_IMAGES, CEILING_IMAGES, HEAD_IMAGES = 16, 64, 8
 
 
 def probes_of(job: "Job") -> list[Probe]:
-    """The probes of a job. A new trust check is a class in `sufficit.probes` and a line here."""
+    """Return the probes of a job.
+
+    A new trust check is a class in `sufficit.probes` and a line here.
+    """
     checks, scored = job.config.wanted_checks, MSI in job.scoring.metrics
     models = models_of(job)
     found = column_probes(job.scoring, models)
@@ -59,7 +62,7 @@ def probes_of(job: "Job") -> list[Probe]:
 
 
 def derived_of(job: "Job") -> list[Derived]:
-    """The columns that are computed from those of the probes."""
+    """Return the columns that are computed from those of the probes."""
     if MSI not in job.scoring.metrics:
         return []
     held_out = "fill" in job.config.wanted_checks and held_out_fill(job) is not None
@@ -67,7 +70,7 @@ def derived_of(job: "Job") -> list[Derived]:
 
 
 def models_of(job: "Job") -> list[AskedModel]:
-    """The model and its twin with every fill."""
+    """Return the model and its twin with every fill."""
     return asked_models(
         job.classifier,
         job.config.fills,
@@ -79,7 +82,7 @@ def models_of(job: "Job") -> list[AskedModel]:
 
 
 def held_out_fill(job: "Job") -> str | None:
-    """The first fill of a few that neither the run nor a source asks the model with."""
+    """Return the first fill of a few that neither the run nor a source asks the model with."""
     asked = {*job.config.fills}
     for source in job.sources:
         asked |= {*getattr(source, "fills", ())}  # of a source that asks the model while it draws
@@ -87,7 +90,7 @@ def held_out_fill(job: "Job") -> str | None:
 
 
 def alpha_probe(job: "Job", model: AskedModel, *, coarse: bool, calls: int | None) -> BandProbe:
-    """MSI at many alpha_min, as candidates of one column."""
+    """Return the probe of MSI at many alpha_min, as candidates of one column."""
     config = job.config
     value_step = coarse_step(config.value_step) if coarse else config.value_step
     percent_step = 0.02 if coarse else config.percent_step
@@ -99,12 +102,12 @@ def alpha_probe(job: "Job", model: AskedModel, *, coarse: bool, calls: int | Non
 
 
 def coarse_step(value_step: float) -> float:
-    """The step of a sample's curves: 0.05, or the run's step where it is larger."""
+    """Return the step of a sample's curves: 0.05, or the run's step where it is larger."""
     return max(0.05, value_step)
 
 
 def _alpha_curve(job: "Job", model: AskedModel, after: list[Probe]) -> list[Probe]:
-    """MSI over alpha_min on a sample, for half of what the scores cost at most.
+    """Return the probe of MSI over alpha_min on a sample, for at most half the scores' cost.
 
     Or on one image, where that costs no more than the scores.
     """

@@ -126,7 +126,7 @@ class RayWorkers:
         return [rows for rows in received if rows is not None]
 
     def receive(self, reference: Any, tries: "Tries") -> Rows | None:
-        """The rows that a worker computed; None if it has loaded the job, or failed."""
+        """Return the rows that a worker computed; None if it has loaded the job, or failed."""
         worker = self.busy.pop(reference)
         try:
             found: Rows | str | Problem = self.cluster.ray.get(reference)
@@ -191,7 +191,7 @@ class Tries:
         self._sizes: dict[tuple[int, ...], str] = {}  # an image of each size
 
     def next(self) -> Unit | None:
-        """A unit that no worker has; one that failed comes after all others."""
+        """Return a unit that no worker has; one that failed comes after all others."""
         unit = next(self._new, None)
         return self._again.popleft() if unit is None and self._again else unit
 
@@ -230,7 +230,7 @@ class Tries:
 
 
 def _sample(units: Collection[Unit]) -> SourceImage | None:
-    """An image that can be read here."""
+    """Return an image that can be read here."""
     images = (entry.image for unit in units for entry in unit.entries)
     return next((image for image in images if image.is_there()), None)
 

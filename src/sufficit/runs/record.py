@@ -99,7 +99,7 @@ class Record:
 
 
 def _limits(values: Sequence[float | None]) -> tuple[float, float]:
-    """Limits from JSON, which has null or NaN where there is no limit."""
+    """Return limits from JSON, which has null or NaN where there is no limit."""
     low, high = values
     return (
         -inf if low is None or isnan(low) else low,

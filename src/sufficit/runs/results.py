@@ -61,7 +61,7 @@ class RunResults:
 
     @staticmethod
     def read(folder: Path, record: Mapping[str, Any] | None = None) -> "RunResults":
-        """What a run wrote into a folder; `record` is given where run.json is not written yet."""
+        """Read what a run wrote into a folder; pass `record` while run.json is not written yet."""
         from safetensors import SafetensorError
 
         known = _read_record(folder) if record is None else record
@@ -120,7 +120,7 @@ class RunResults:
         return {name: count for name, count in counts.items() if count > MOST_EMPTY * self.n}
 
     def labels(self) -> dict[str, str]:
-        """What figures call the sources: a control, or one that ignores the class, says so."""
+        """Return the names of sources in figures, with (control) or (class-agnostic)."""
         kinds = dict.fromkeys(self._agnostic, " (class-agnostic)")
         kinds |= dict.fromkeys(self.controls, " (control)")
         found = {name: f"{name}{kinds.get(name, '')}" for name in self.methods}
@@ -144,7 +144,7 @@ class RunResults:
         return list(self.rows.names(self.methods[0]))
 
     def names_of(self, rows: Sequence[int]) -> list[str]:
-        """The names of some images."""
+        """Return the names of some images."""
         found: list[str] = self.rows.some(self.methods[0], rows, ["image"])["image"].tolist()
         return found
 
@@ -164,7 +164,7 @@ class RunResults:
         return {name: self._scores(name) for name in self.methods}
 
     def table(self) -> "pandas.DataFrame":
-        """The mean of every column: one row per source, best first."""
+        """Return the mean of every column: one row per source, best first."""
         import pandas
 
         means = {
@@ -174,7 +174,7 @@ class RunResults:
         return pandas.DataFrame.from_dict(means, orient="index")
 
     def as_json(self) -> dict[str, Any]:
-        """The summary that --json prints."""
+        """Return what --json prints."""
         left_out = ("skipped", "class_names", "alpha_curve", "search", "chance", "made")
         own = {one.name: getattr(self.record, one.name) for one in fields(self.record)}
         made = {name: one for name, one in self.record.made.items() if name != "config"}
@@ -231,7 +231,7 @@ class RunResults:
         return write_report(path, self.content())
 
     def content(self) -> Content:
-        """What a report, a table or a figure shows."""
+        """Return what a report, a table or a figure shows."""
         if self.standing is None or self.shown is None:
             raise UserError(
                 "a report shows MSI on images of one size: score the column msi, with --size"
@@ -270,13 +270,13 @@ class RunResults:
         return verdict(self.content())
 
     def made(self) -> list[str]:
-        """How the scores were made, in sentences that are no warnings."""
+        """Return how the scores were made, in sentences that are no warnings."""
         within = self.record.within
         reached = [within["words"]] if within and within["reached"] else []
         return [*reached, *([self.record.sampled] if self.record.sampled else [])]
 
     def remarks(self) -> list[str]:
-        """What only the run itself knows and a reader should before trusting the scores."""
+        """Return warnings that only the run itself can give."""
         record, n = self.record, self.n
         random = self.config.weights == "none"
         # Those that are empty in many images are warned of as maps that mark nothing.
@@ -306,13 +306,13 @@ class RunResults:
         return found
 
     def class_names(self, rows: Sequence[int]) -> list[str]:
-        """The target classes of some images, by name where the run knows names."""
+        """Return the target classes of some images, by name where the run knows names."""
         known = self.record.class_names or []
         targets = self.rows.some(self.methods[0], rows, ["target"])["target"].tolist()
         return [known[k] if k < len(known) else f"class {k}" for k in targets]
 
     def images(self, rows: Sequence[int], data: str | Path | None = None) -> Tensor:
-        """Some images as the model saw them: those shown, or read from the data: [n,C,H,W]."""
+        """Return some images as the model saw them: those shown, else from the data: [n,C,H,W]."""
         if self.shown is not None and {*rows} <= {*self.shown.rows}:
             return self.shown.images[[self.shown.rows.index(row) for row in rows]]
         columns = {} if data else self.config.column_options()
@@ -326,7 +326,7 @@ class RunResults:
         return torch.stack([found[name].read(seen) for name in names])
 
     def heatmaps(self, rows: Sequence[int], methods: Sequence[str]) -> dict[str, Tensor]:
-        """Some images' heatmaps as they were scored: source -> [n,H,W]."""
+        """Return some images' heatmaps as they were scored: source -> [n,H,W]."""
         if self.shown is not None and {*rows} <= {*self.shown.rows}:
             places = [self.shown.rows.index(row) for row in rows]
             return {method: self.shown.heatmaps[method][places] for method in methods}
@@ -386,7 +386,7 @@ def _read_record(folder: Path) -> Mapping[str, Any]:
 
 
 def _read_curves(known: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, MeanCurve]:
-    """The mean curves of a source, of the run's kind of score."""
+    """Return the mean curves of a source, of the run's kind of score."""
     return {
         name: MeanCurve(
             tuple(curve["grid"]),
@@ -397,7 +397,7 @@ def _read_curves(known: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str,
 
 
 def _read_estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
-    """The means and intervals of a source in summary.json."""
+    """Return the means and intervals of a source in summary.json."""
     known: dict[str, Estimate] = {}
     for name, one in columns.items():
         # JSON has no word for an interval without end.

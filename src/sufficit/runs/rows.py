@@ -92,7 +92,7 @@ class SourceWriter:
                 self._map(name, one, share)
 
     def mean_curves(self) -> dict[str, dict[str, Any]]:
-        """Every curve averaged over the images, NaN left out, as curves.json holds it.
+        """Return every curve averaged over the images, NaN left out, as curves.json holds it.
 
         A point that few images were asked about is the mean of it and its neighbours.
         """
@@ -127,7 +127,10 @@ def pooled_means(total: Floats, count: Floats) -> Floats:
 
 
 def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow.Table":
-    """One row per image, one column per curve and kind of score; the grids are in the schema."""
+    """Return a table of one row per image, one column per curve and kind of score.
+
+    The grids are in its schema.
+    """
     import pyarrow
 
     columns: dict[str, Any] = {"image": list(names)}
@@ -142,7 +145,7 @@ def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow
 
 @contextmanager
 def table_writer(path: Path, group: int) -> Iterator[Callable[["pyarrow.Table"], None]]:
-    """A function that adds rows to a parquet file, in row groups of so many bytes or more."""
+    """Provide a function that adds rows to a parquet file, in row groups of `group` bytes or more."""
     import pyarrow
     from pyarrow import parquet
 
@@ -174,7 +177,7 @@ def table_writer(path: Path, group: int) -> Iterator[Callable[["pyarrow.Table"],
 
 @contextmanager
 def csv_writer(path: Path, heads: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
-    """A function that adds a row to a CSV file."""
+    """Provide a function that adds a row to a CSV file."""
     with (
         writing(path) as part,
         part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
@@ -217,41 +220,41 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
         return len(self._files)
 
     def in_memory(self) -> "StoredRows":
-        """The same rows, where the files are about to be deleted."""
+        """Return the same rows, where the files are about to be deleted."""
         files = self._files.items()
         kept = {name: f if isinstance(f, bytes) else f.read_bytes() for name, f in files}
         return StoredRows(self._folder, kept)
 
     def count(self, source: str) -> int:
-        """The number of images."""
+        """Return the number of images."""
         with self._open(source) as file:
             return int(file.metadata.num_rows)
 
     def columns(self, source: str) -> list[str]:
-        """The columns of scores."""
+        """Return the columns of scores."""
         with self._open(source) as file:
             return list(file.schema_arrow.names[FACTS:])
 
     def column(self, source: str, name: str) -> np.ndarray[Any, Any]:
-        """A column of numbers of all images: [N]."""
+        """Return a column of numbers of all images: [N]."""
         with self._open(source) as file:
             found: np.ndarray[Any, Any] = file.read([name])[name].to_numpy()
         return found
 
     def zeros(self, source: str, name: str) -> int:
-        """The number of images whose value in a column is 0, some in memory at a time."""
+        """Return the number of images whose value in a column is 0, some in memory at a time."""
         with self._open(source) as file:
             parts = (np.asarray(batch[name]) for batch in file.iter_batches(columns=[name]))
             return sum(int((values == 0).sum()) for values in parts)
 
     def names(self, source: str) -> Iterator[str]:
-        """The names of the images in order, some in memory at a time."""
+        """Yield the names of the images in order, some in memory at a time."""
         with self._open(source) as file:
             for batch in file.iter_batches(columns=["image"]):
                 yield from batch["image"].to_pylist()
 
     def some(self, source: str, rows: Sequence[int], columns: Sequence[str]) -> "pandas.DataFrame":
-        """Some columns of some images, in their order."""
+        """Return some columns of some images, in their order."""
         import pyarrow
 
         parts = []

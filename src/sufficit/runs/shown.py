@@ -89,7 +89,7 @@ def write_shown(
 
 
 def _certificates(job: Job, batch: Batch, kept: Rows) -> dict[str, list[Certificate]]:
-    """What the model says of the regions of each fitted source."""
+    """Return what the model says of the regions of each fitted source."""
     return {
         source.name: certificates(
             job.classifier,
@@ -107,7 +107,7 @@ def _as_list(band: Band) -> list[str | float]:
 
 
 def _coarse(job: Job, probe: BandProbe) -> BandProbe:
-    """A probe of the curves that the viewer draws, in coarse steps and with all of their masks."""
+    """Return a probe of the curves that the viewer draws: coarse steps, all of their masks."""
     schedule = replace(job.schedule, value_step=max(STEP, job.config.value_step))
     wanted = ("msi", "insertion_pixel", "deletion_pixel")
     columns = [column for column in job.scoring.columns if column.name in wanted]
@@ -116,7 +116,7 @@ def _coarse(job: Job, probe: BandProbe) -> BandProbe:
 
 
 def _by_source(found: Predictions, sources: Sequence[str]) -> dict[str, Columns]:
-    """Answers for all sources, one after the other, by source and part."""
+    """Return answers for all sources, one after the other, by source and part."""
     n = len(found.targets) // len(sources)
     return {
         source: {part: getattr(found, part)[k * n : (k + 1) * n] for part in ROWS}
@@ -140,7 +140,7 @@ def _stored_maps(store: Store, units: Mapping[int, int]) -> Rows:
 
 
 def _stored_answers(store: Store, units: Mapping[int, int]) -> dict[str, Columns]:
-    """What the model said of some images, as the run kept it."""
+    """Return what the model said of some images, as the run kept it."""
     parts: dict[str, dict[str, list[Tensor]]] = {}
     for number, unit in units.items():
         rows = store.read(unit, answers=True)
@@ -157,7 +157,7 @@ def _stored_answers(store: Store, units: Mapping[int, int]) -> dict[str, Columns
 def read_shown(
     folder: Path, config: RunConfig, methods: Sequence[str], rows: StoredRows
 ) -> Shown | None:
-    """The images that a run kept to be looked at, if there are any."""
+    """Return the images that a run kept to be looked at, if there are any."""
     if not (folder / SHOWN).exists():
         return None
     tensors, facts = read_tensors(folder / SHOWN)
@@ -200,13 +200,13 @@ def read_shown(
 
 
 def heatmaps_of(kept: Rows, seed: int) -> dict[str, Tensor]:
-    """Every source's heatmaps at the images' size, controls drawn again: source -> [N,H,W]."""
+    """Return every source's heatmaps at the images' size, controls drawn again: -> [N,H,W]."""
     size = (kept.shape[1], kept.shape[2])
     return {name: one.at(size) for name, one in maps_in_full(kept, seed).items()}
 
 
 def maps_in_full(kept: Rows, seed: int) -> dict[str, Maps]:
-    """What a heatmap file holds of every source: maps at the images' size, shares of cut ones."""
+    """Return what heatmap files hold: maps at the images' size, and shares of cut ones."""
     size = (kept.shape[1], kept.shape[2])
     found = {name: one.in_full(size) for name, one in kept.maps.items()}
     blank = torch.empty(len(kept.numbers), *kept.shape)
@@ -218,13 +218,13 @@ def maps_in_full(kept: Rows, seed: int) -> dict[str, Maps]:
 
 
 def pack(images: Tensor) -> Tensor:
-    """Images as bytes where that loses nothing, else as they are: [N,C,H,W]."""
+    """Return images as bytes where that loses nothing, else as they are: [N,C,H,W]."""
     scaled = (images * 255).round().clamp(0, 255).to(torch.uint8)
     return scaled if torch.equal(unpack(scaled), images) else images
 
 
 def unpack(pixels: Tensor) -> Tensor:
-    """What was packed, as float in 0..1, as an image file is decoded: [N,C,H,W]."""
+    """Return what was packed, as float in 0..1, as an image file is decoded: [N,C,H,W]."""
     return in_0_1(pixels) if pixels.dtype == torch.uint8 else pixels
 
 
@@ -293,7 +293,7 @@ def draw(
 def _captions(
     results: "RunResults", rows: Sequence[int], columns: Sequence[str], maps: Mapping[str, Tensor]
 ) -> dict[str, list[str]]:
-    """What is written under each map: its scores."""
+    """Return what is written under each map: its scores."""
     values = {method: results.rows.some(method, rows, columns) for method in maps}
     return {
         method: plots.score_captions({column: found[column].tolist() for column in columns})
@@ -302,7 +302,7 @@ def _captions(
 
 
 def rows_named(results: "RunResults", words: Sequence[str], methods: Sequence[str]) -> list[int]:
-    """Rows of images, each once: by name, a number for the first ones, best:2, disputed, ...
+    """Return rows of images, each once, by words: a name, 3 (the first ones), best:2, disputed.
 
     The best has the highest mean MSI of the methods, the most disputed the widest spread; those
     that are not ranked count if no other is among the methods.

@@ -69,12 +69,12 @@ class UnitProgress:
         self.inside = 0.0
 
     def passed(self, images: int) -> None:
-        """Some masked images have passed the model."""
+        """Move the bar within a unit: some masked images have passed the model."""
         self.inside += images * self.each
         self._show(self.before + self.inside)
 
     def done(self, images: int) -> None:
-        """A unit is done."""
+        """Move the bar to the end of a unit."""
         self.before += images
         self.inside = 0.0
         self._show(self.before)

@@ -76,7 +76,7 @@ class Store:
                 raise
 
     def path(self, unit: int, kind: str = UNIT, place: str = UNITS) -> Path:
-        """The file of a unit."""
+        """Return the file of a unit."""
         return self.folder / place / f"{kind}-{unit:06d}.safetensors"
 
     @property
@@ -85,7 +85,7 @@ class Store:
         return self.folder / UNITS / MANIFEST
 
     def done(self, kind: str = UNIT, place: str = UNITS) -> set[int]:
-        """The numbers of the units that have a file."""
+        """Return the numbers of the units that have a file."""
         names = re.compile(rf"{kind}-(\d+)\.safetensors")
         found = map(names.fullmatch, names_in(self.folder / place))
         return {int(one[1]) for one in found if one}
@@ -100,7 +100,7 @@ class Store:
 
     @contextmanager
     def writer(self) -> Iterator[Callable[[Rows], None]]:
-        """A function that writes rows while the next ones are computed."""
+        """Provide a function that writes rows while the next ones are computed."""
         waiting: list[Future[None]] = []
         with ThreadPoolExecutor(1) as pool:
 
@@ -141,7 +141,7 @@ class Store:
         self._save(self.path(rows.unit, kind), tensors, facts)
 
     def read(self, unit: int, kind: str = UNIT, *, answers: bool = False) -> Rows:
-        """A unit's rows, with the model's answers only if they are wanted; without maps."""
+        """Return a unit's rows, with the model's answers only if they are wanted; without maps."""
         tensors, facts = self._load(self.path(unit, kind))
         rows = Rows(
             unit,
@@ -284,7 +284,7 @@ class Store:
         save_json(self.folder / UNITS / f"failed-{unit:06d}.json", found)
 
     def state(self) -> "RunState":
-        """How far the run is, from its files alone."""
+        """Return how far the run is, from its files alone."""
         path = self.folder / UNITS / KEY
         if (self.folder / "run.json").exists() and not path.exists():
             images = read_json(self.folder / "run.json", MOST_RECORD).get("n")
@@ -311,7 +311,7 @@ class Store:
         )
 
     def pace(self) -> tuple[float, float] | None:
-        """Units per second lately, seconds since the last; None with fewer than two."""
+        """Return units per second lately, seconds since the last; None with fewer than two."""
         try:
             recent = sorted(self.done())[-RECENT:]
             times = sorted(self.path(unit).stat().st_mtime for unit in recent)
@@ -375,7 +375,7 @@ class Store:
             )
 
     def finished(self, key: Mapping[str, Any], entries: Manifest) -> dict[str, Any] | None:
-        """The record of this very run, if it is finished: same settings, same images."""
+        """Return the record of this very run, if it is finished: same settings, same images."""
         try:
             record = read_json(self.folder / "run.json", MOST_RECORD)
         except UserError:  # there is none, or none that can be read
@@ -425,7 +425,7 @@ def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
 
 
 def _below(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names have this start, which they lose."""
+    """Return the tensors whose names have this start, which they lose."""
     return {
         name.removeprefix(start): tensor
         for name, tensor in tensors.items()

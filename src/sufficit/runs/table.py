@@ -49,7 +49,7 @@ FACTS = (RIGHT, "calls")  # columns that are no scores
 
 
 def is_precise(job: Job, store: Store, units: int) -> bool:
-    """Whether the intervals of all ranked sources' MSI are as narrow as `within` asks."""
+    """Return whether the intervals of all ranked sources' MSI are as narrow as `within` asks."""
     sums = {name: Sums(["msi"], seed=job.config.seed) for name in job.ranked}
     for group in groups(store, range(units)):
         for name, own in sums.items():
@@ -111,7 +111,7 @@ class Totals:
         return len(self.numbers)
 
     def noted(self, kind: str) -> First:
-        """The images of a kind of note."""
+        """Return the images of a kind of note."""
         return self.notes.setdefault(kind, First())
 
 
@@ -178,7 +178,7 @@ def write_results(
 
 
 def headings_of(job: Job) -> dict[str, Heading]:
-    """The heading of every column of the table, the paper's columns first."""
+    """Return the heading of every column of the table, the paper's columns first."""
     found = {name: one for probe in job.probes for name, one in probe.headings.items()}
     found |= {name: one for source in job.sources for name, one in source.headings.items()}
     found |= {one.name: one.heading for one in job.derived}
@@ -187,7 +187,7 @@ def headings_of(job: Job) -> dict[str, Heading]:
 
 
 def _rank_shares(job: Job, store: Store, units: range) -> dict[str, RankShares]:
-    """The share of pixels at which each source is read by rank, chosen by all images."""
+    """Return the share of pixels at which each source is read by rank, chosen by all images."""
     found = {source.name: RankShares() for source in job.sources}
     if RANK_STEM not in job.scoring.metrics:
         return found
@@ -244,7 +244,7 @@ def _visible(
     halves: Halves,
     sampled: Collection[str],
 ) -> dict[str, Floats]:
-    """The columns that tables show: facts first, then scores in the order of their headings."""
+    """Return the columns that tables show: facts, then scores in the order of their headings."""
     settled = shares.settle(halves, columns) if shares.shares else {}
     own = {name: values for name, values in columns.items() if CANDIDATE not in name} | settled
     calls = sum(
@@ -355,7 +355,7 @@ def _save_heatmaps(job: Job, store: Store, units: range, totals: Totals) -> None
 def _summary(
     job: Job, own: SourceSums, headings: Mapping[str, Heading], numbers: Sequence[int]
 ) -> dict[str, Estimate]:
-    """The mean and interval of every column of a source, and its ratios."""
+    """Return the mean and interval of every column of a source, and its ratios."""
     names = [name for name in own.columns.columns if name not in FACTS]
     directions = {name: headings[name].higher_is_better for name in names}
     limits = {name: headings[name].limits for name in names}
@@ -385,7 +385,7 @@ def _add_worst(
 
 
 def _ranked(job: Job, totals: Totals) -> list[RankedCondition]:
-    """How the sources rank under every condition, the first one first."""
+    """Return how the sources rank under every condition, the first one first."""
     found = []
     for probe in job.probes:
         for condition in probe.conditions:
@@ -423,7 +423,7 @@ def _record(
     order: Sequence[str],
     summaries: Mapping[str, Mapping[str, Estimate]],
 ) -> Record:
-    """What run.json holds besides config and provenance."""
+    """Return what run.json holds besides config and provenance."""
     classifier = job.classifier
     skipped, stretched = totals.noted(SKIPPED), totals.noted(STRETCHED)
     leaks = {n: leak_warning(s) for n, s in summaries.items() if "leak_ratio" in s}
@@ -513,7 +513,7 @@ def _truth(
 
 
 def _class_names(job: Job) -> list[str] | None:
-    """Names of the classes: the model's own, or those of the class folders."""
+    """Return names of the classes: the model's own, or those of the class folders."""
     folders = job.class_folders
     if job.classifier.classes is not None or not folders:
         return None if job.classifier.classes is None else list(job.classifier.classes)

@@ -74,7 +74,7 @@ class SanityReport:
         return tuple(dict.fromkeys(found.method for found in self.cascade))
 
     def frame(self) -> "pandas.DataFrame":
-        """A row per method and step: means over images with 95 % intervals; NaN is counted."""
+        """Return a row per method and step: means with 95 % intervals; NaN is counted."""
         import pandas
 
         rows = []
@@ -88,15 +88,15 @@ class SanityReport:
         return pandas.DataFrame(rows)
 
     def cascade_of(self, method: str) -> list[Likeness]:
-        """The similarities of one method, step by step."""
+        """Return the similarities of one method, step by step."""
         return [found for found in self.cascade if found.method == method]
 
     def verdicts(self) -> dict[str, Verdict]:
-        """The verdict of each method: its rank correlation at the end against the threshold."""
+        """Return each method's verdict: rank correlation at the end against the threshold."""
         return {one.method: _verdict(self._mean(one), self.threshold) for one in self._ends()}
 
     def sentences(self) -> dict[str, str]:
-        """The finding for each method, in words."""
+        """Return the finding for each method, in words."""
         return {one.method: self._sentence(one) for one in self._ends()}
 
     def figure(self) -> "Figure":
@@ -142,7 +142,7 @@ def _verdict(found: Estimate, threshold: float) -> Verdict:
 
 
 def _too_few(found: Estimate) -> bool:
-    """Whether most images have no rank correlation."""
+    """Return whether most images have no rank correlation."""
     return found.n == 0 or found.n < found.n_nan
 
 

@@ -64,7 +64,7 @@ def make_app(
     title: str = "",
     names: Collection[str] = (),
 ) -> FastAPI:
-    """The page of a model, its endpoints and their schema.
+    """Return the page of a model, its endpoints and their schema.
 
     - `examples`: names and PNG files to try; a synthetic digit without them.
     - `title`: the page's heading.
@@ -117,7 +117,7 @@ class Guard:
         await (refusal or self.app)(scope, receive, send_safely)
 
     def refusal(self, method: str, headers: Headers) -> Response | None:
-        """The answer to a request that is not allowed; browsers tell where it comes from."""
+        """Return the answer to a request that is not allowed; browsers tell where it comes from."""
         crosses = headers.get("sec-fetch-site") == "cross-site"
         fetched = crosses and headers.get("sec-fetch-mode") != "navigate"
         origin = headers.get("origin")
@@ -282,7 +282,7 @@ def _add_pages(
 
 
 def example_image(file: Path | None = None, limits: Limits | None = None) -> bytes:
-    """An image file within the limits as PNG; without one, a synthetic digit."""
+    """Return an image file within the limits as PNG; without one, a synthetic digit."""
     if file is None:
         pixels = synthetic_digits(1, seed=EXAMPLE_SEED).images[0]
     else:
