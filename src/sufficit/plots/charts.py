@@ -344,7 +344,8 @@ def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
     others = {"leak": HIDE, "leak_chance": QUIET}
     if "insertion" in history:  # the history of an order
         scores = {"insertion": SHOW, "msi": INK}
-        second, others = ("The size with the highest MSI", "share of the image"), {"size": HIDE}
+        second = ("The size with the highest MSI", "share of the image")
+        others = {"size": HIDE}
     panels: tuple[tuple[str, str, dict[str, str]], ...] = (
         (f"On {n} held-out images", "score", scores),
         (*second, others),

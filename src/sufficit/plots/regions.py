@@ -71,7 +71,8 @@ def outlined(photo: Tensor, inside: Tensor) -> Tensor:
     """Return a photograph with the outline of a region, darker outside: [3,H,W], bool [H,W]."""
     light = torch.where(inside, 1.0, DIMMED)
     width = max(2, round(min(photo.shape[1:]) * LINE))
-    core, halo = _edge(inside, width), _edge(inside, 2 * width)
+    core = _edge(inside, width)
+    halo = _edge(inside, 2 * width)
     drawn = photo * light
     drawn = torch.lerp(drawn, torch.zeros_like(drawn), 0.55 * halo)
     return torch.lerp(drawn, torch.ones_like(drawn), core)
@@ -195,10 +196,12 @@ def gallery(
     sheet = Image.new("RGB", (whole, bottom + round(1.3 * len(lines) * size)), "white")
     pen = ImageDraw.Draw(sheet)
     pen.text((gap, round(0.6 * size)), title, INK, _font(round(1.1 * size), bold=True))
-    usual, small = _font(size), _font(round(0.75 * size))
+    usual = _font(size)
+    small = _font(round(0.75 * size))
     for number, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
         row, column = divmod(number, columns)
-        left, upper = gap + column * (width + gap), top + row * cell
+        left = gap + column * (width + gap)
+        upper = top + row * cell
         sheet.paste(picture, (left, upper))
         below = (left, upper + height + round(0.4 * size))
         pen.text(below, _fitting(caption, usual, width), INK, usual)

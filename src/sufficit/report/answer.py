@@ -176,7 +176,8 @@ def badges(content: Content) -> dict[str, str]:
 
 
 def _answer(content: Content, outcome: Outcome) -> str:
-    standing, top = outcome.standing, outcome.top
+    standing = outcome.standing
+    top = outcome.top
     count = len(standing.ranking)
     if outcome.lacking:
         highest = f"the highest MSI of {count} methods" if count > 1 else "MSI"
@@ -233,7 +234,8 @@ def _no_winner(outcome: Outcome) -> str:
 
 def _unbeaten(outcome: Outcome) -> str:
     """Return the control that the best method does not beat: one with a higher mean comes first."""
-    standing, top = outcome.standing, outcome.top
+    standing = outcome.standing
+    top = outcome.top
     unbeaten = [one for one in standing.controls if not standing.beats(top, one)]
     higher = [one for one in unbeaten if standing.means[one] >= standing.means[top]]
     known = [one for one in CONTROLS if one in (higher or unbeaten)]
@@ -241,7 +243,8 @@ def _unbeaten(outcome: Outcome) -> str:
 
 
 def _tie(content: Content, outcome: Outcome) -> str:
-    standing, winners = outcome.standing, outcome.winners
+    standing = outcome.standing
+    winners = outcome.winners
     means = joined([f"{standing.means[one]:.2f}" for one in winners])
     alike = f"do not differ significantly on {_images(standing.n)}"
     if _are_equal(outcome):
@@ -273,7 +276,8 @@ def _turned(content: Content, outcome: Outcome) -> tuple[RankedCondition, Standi
 
 
 def _sure(content: Content, outcome: Outcome) -> str:
-    standing, top = outcome.standing, outcome.top
+    standing = outcome.standing
+    top = outcome.top
     images = _images(standing.n)
     if outcome.lacking:
         return f"On {images}. Whether it beats {CONTROLS[ZERO_LINE]} was not tested."
@@ -290,7 +294,8 @@ def _sure(content: Content, outcome: Outcome) -> str:
 
 def _lead(content: Content, outcome: Outcome) -> str:
     """Return how far the one winner is ahead of the next, and under which other conditions."""
-    standing, top = outcome.standing, outcome.top
+    standing = outcome.standing
+    top = outcome.top
     held = [one.words for one in content.conditions[1:] if _leads(content, outcome, one)]
     where = f"on {_images(standing.n)}{f', also {joined(held)}' if held else ''}."
     if not outcome.rivals and FIT_CONTROL in standing.controls:
@@ -310,7 +315,8 @@ def _leads(content: Content, outcome: Outcome, condition: RankedCondition) -> bo
 
 def _beyond_the_fit(outcome: Outcome) -> str:
     """Return what the map brings beyond the fit, which knows something by itself."""
-    standing, top = outcome.standing, outcome.top
+    standing = outcome.standing
+    top = outcome.top
     if FIT_CONTROL not in standing.controls:
         return ""
     found = standing.pair(top, FIT_CONTROL)
@@ -323,7 +329,8 @@ def _beyond_the_fit(outcome: Outcome) -> str:
 
 
 def _how_far_below(content: Content, outcome: Outcome) -> str:
-    standing, top = outcome.standing, outcome.top
+    standing = outcome.standing
+    top = outcome.top
     control = _unbeaten(outcome)
     apart = "not significantly different from"
     if standing.beats(control, top):
@@ -372,7 +379,8 @@ def _remedies(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
 
 def _open_questions(content: Content, outcome: Outcome) -> list[str]:
     """Return what would settle what the tests leave open."""
-    standing, top = outcome.standing, outcome.top
+    standing = outcome.standing
+    top = outcome.top
     leaking = _leaking(content, outcome)
     if leaking:
         return _leak_words(content, outcome, leaking)

@@ -184,8 +184,10 @@ class Choice:
         """Add images with each method's MSI; return all that may be shown: [n], {method: [n]}."""
         values = np.stack([np.asarray(found, np.float64) for found in msi.values()])
         known = ~np.isnan(values).any(axis=0)
-        means, spread = values[:, known].mean(0), np.ptp(values[:, known], axis=0)
-        added, some = np.asarray(rows, np.int64)[known], set[int]()
+        means = values[:, known].mean(0)
+        spread = np.ptp(values[:, known], axis=0)
+        added = np.asarray(rows, np.int64)[known]
+        some = set[int]()
         for k, order in enumerate([-means, means, *([-spread] if len(values) > 1 else [])]):
             keys = np.concatenate([self._lists[k][0], order])
             numbers = np.concatenate([self._lists[k][1], added])

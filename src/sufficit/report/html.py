@@ -46,7 +46,8 @@ def render(content: Content) -> str:
     intervals = [content.summaries[method][standing.column] for method in content.methods]
     zero = 0.0 if math.isnan(content.zero_line) else content.zero_line
     ends = [zero, *(v for e in intervals for v in (e.low, e.mean, e.high) if math.isfinite(v))]
-    low, width = min(ends), (max(ends) - min(ends)) or 1.0
+    low = min(ends)
+    width = (max(ends) - min(ends)) or 1.0
     # There is more than one alpha_min only where each method has its own.
     alphas = ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
     fill = content.shown.fill if isinstance(content.shown.fill, str) else "custom"

@@ -366,7 +366,8 @@ def alpha_sentences(content: Content) -> Iterator[str]:
 
 def alpha_note(content: Content) -> str:
     """Return on which images and curves MSI over alpha_min was measured."""
-    curve, n = content.alpha_curve, content.n
+    curve = content.alpha_curve
+    n = content.n
     if curve is None or content.first.alphas is not None:
         return "Mean MSI at every alpha_min tried; the dotted line is the one chosen."
     count = curve["images"]

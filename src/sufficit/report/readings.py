@@ -37,11 +37,14 @@ def readings(content: Content) -> list[Reading]:
     found = []
     needed = ("msi", "base_score", "mask_penalty")
     for method in content.methods:
-        scores, summary = content.scores[method], content.summaries[method]
+        scores = content.scores[method]
+        summary = content.summaries[method]
         if not {*needed} <= {*scores.columns}:
             continue
         show = scores.curves["show"]
-        kept, inner, weak = show.values[0].item(), show.height, scores.curves["hide"].height
+        kept = show.values[0].item()
+        inner = show.height
+        weak = scores.curves["hide"].height
         msi, base, size = (summary[name].mean for name in needed)
         outside = kept + inner - weak - 2 * base
         losses = {"size": size, "short": 1 - (kept + inner) / 2}

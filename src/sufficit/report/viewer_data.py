@@ -162,7 +162,8 @@ def viewer_data(content: Content) -> dict[str, Any]:
 
     The slider has the alphas of the curves, and every alpha_min.
     """
-    methods, shown = content.methods, content.shown
+    methods = content.methods
+    shown = content.shown
     alphas = {found.alpha_min for found in content.scores.values()}
     grid = stops(content.first.schedule.values, alphas)
     maps = encode_heatmaps(shown.heatmaps, grid)
@@ -258,7 +259,8 @@ def answers_along(
     For each view there are probabilities, None where the model was not asked; hits as one text of
     1, 0 and ?; and the predicted class, where it is known and not the target.
     """
-    n, points = len(predictions.targets), len(grid)
+    n = len(predictions.targets)
+    points = len(grid)
     found: list[dict[str, Any]] = [{} for _ in range(n)]
     hide: Callable[[float], bands.Band] = partial(bands.hide, alpha_min)
     for name, make in zip(VIEWS, (bands.show, hide, bands.rest), strict=True):

@@ -42,7 +42,8 @@ def probes_of(job: "Job") -> list[Probe]:
 
     A new trust check is a class in `sufficit.probes` and a line here.
     """
-    checks, scored = job.config.wanted_checks, MSI in job.scoring.metrics
+    checks = job.config.wanted_checks
+    scored = MSI in job.scoring.metrics
     models = models_of(job)
     found = column_probes(job.scoring, models)
     if "fill" in checks and scored and (fill := held_out_fill(job)):

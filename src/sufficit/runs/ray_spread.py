@@ -183,7 +183,8 @@ class Tries:
 
     def __init__(self, units: Collection[Unit], job: Job, store: Store) -> None:
         self.total = self.left = len(units)
-        self.job, self.store = job, store
+        self.job = job
+        self.store = store
         self._new = iter(units)  # read from the list of images when their turn comes
         self._again = deque[Unit]()
         self._tries = Counter[int]()

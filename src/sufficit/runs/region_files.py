@@ -70,7 +70,8 @@ def write_certificates(path: Path, job: Job, store: Store, units: range) -> None
 
 def _certificate_rows(job: Job, store: Store, units: range) -> Iterator[dict[str, Any]]:
     for unit in units:
-        rows, kept = store.read(unit), store.read_maps(unit)
+        rows = store.read(unit)
+        kept = store.read_maps(unit)
         if not len(rows):
             continue
         found = {

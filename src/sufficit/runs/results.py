@@ -73,7 +73,8 @@ class RunResults:
                 if rows.count(name) != read.n:
                     raise ValueError(f"{rows.count(name)} of {read.n} rows of {name}")
             config = RunConfig(**check_values(known["config"]))
-            drawn, kind = read_json(folder / "curves.json", MOST_RECORD), config.score_kind
+            drawn = read_json(folder / "curves.json", MOST_RECORD)
+            kind = config.score_kind
             curves = {name: _read_curves(drawn[name], kind) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
             standing = summary.pop("standing", None)
@@ -236,7 +237,8 @@ class RunResults:
             raise UserError(
                 "a report shows MSI on images of one size: score the column msi, with --size"
             )
-        config, record = self.config, self.record
+        config = self.config
+        record = self.record
         few = self.n * len(self.methods) <= MOST_ROWS
         return Content(
             title=f"{len(self.standing.ranking)} methods on {config.model}",
@@ -277,7 +279,8 @@ class RunResults:
 
     def remarks(self) -> list[str]:
         """Return warnings that only the run itself can give."""
-        record, n = self.record, self.n
+        record = self.record
+        n = self.n
         random = self.config.weights == "none"
         # Those that are empty in many images are warned of as maps that mark nothing.
         empty = {m: k for m, k in record.empty_heatmaps.items() if m not in self.unmarked}
@@ -316,7 +319,8 @@ class RunResults:
         if self.shown is not None and {*rows} <= {*self.shown.rows}:
             return self.shown.images[[self.shown.rows.index(row) for row in rows]]
         columns = {} if data else self.config.column_options()
-        root, names = data or self.config.data, self.names_of(rows)
+        root = data or self.config.data
+        names = self.names_of(rows)
         found = {i.name: i for i in open_images(root, **columns) if i.name in {*names}}
         missing = [name for name in names if name not in found]
         if missing:
@@ -330,8 +334,10 @@ class RunResults:
         if self.shown is not None and {*rows} <= {*self.shown.rows}:
             places = [self.shown.rows.index(row) for row in rows]
             return {method: self.shown.heatmaps[method][places] for method in methods}
-        store, names = Store(self.folder, self.record.run), self.names_of(rows)
-        wanted, found = {*names}, dict[str, dict[str, Tensor]]()
+        store = Store(self.folder, self.record.run)
+        names = self.names_of(rows)
+        wanted = {*names}
+        found = dict[str, dict[str, Tensor]]()
         for unit in sorted(store.done(place=MAPS)):
             kept = store.read_maps(unit)
             if not wanted & {*kept.names}:
@@ -352,7 +358,8 @@ class RunResults:
         shown = self.shown
         columns = self.rows.columns(name)
         frame = self.rows.some(name, shown.rows if shown else (), ["target", *columns])
-        config, searched = self.config, self.record.search
+        config = self.config
+        searched = self.record.search
         (schedule,) = schedules_for(
             [self.alpha_min], config.score_kind, config.value_step, config.percent_step
         )

@@ -281,7 +281,8 @@ def draw(
         for method in chosen:
             if column not in (known := results.rows.columns(method)):
                 raise unknown("column in this run", column, known)
-    pixels, found = results.images(rows, data), results.heatmaps(rows, chosen)
+    pixels = results.images(rows, data)
+    found = results.heatmaps(rows, chosen)
     captions = {heads[m]: one for m, one in _captions(results, rows, columns, found).items()}
     maps = {heads[method]: drawn for method, drawn in found.items()}
     fill = results.config.fills[0]
@@ -314,7 +315,8 @@ def rows_named(results: "RunResults", words: Sequence[str], methods: Sequence[st
 
 
 def _rows_for(results: "RunResults", word: str, methods: Sequence[str]) -> list[int]:
-    rows, first = results.rows, results.methods[0]
+    rows = results.rows
+    first = results.methods[0]
     alike = []
     for row, name in enumerate(rows.names(first)):
         if name == word:

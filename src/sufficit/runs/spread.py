@@ -64,7 +64,9 @@ class UnitProgress:
     """Moves a bar by units, and within a unit by the forward passes that are done."""
 
     def __init__(self, tick: Progress | None, before: int, total: int, passes: int) -> None:
-        self.tick, self.before, self.total = tick, before, total
+        self.tick = tick
+        self.before = before
+        self.total = total
         self.each = total / passes  # images x methods per forward pass, at least
         self.inside = 0.0
 

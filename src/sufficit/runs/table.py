@@ -425,7 +425,8 @@ def _record(
 ) -> Record:
     """Return what run.json holds besides config and provenance."""
     classifier = job.classifier
-    skipped, stretched = totals.noted(SKIPPED), totals.noted(STRETCHED)
+    skipped = totals.noted(SKIPPED)
+    stretched = totals.noted(STRETCHED)
     leaks = {n: leak_warning(s) for n, s in summaries.items() if "leak_ratio" in s}
     clean = totals.sources[order[0]].columns.means([RIGHT])[0]
     ratios = {
