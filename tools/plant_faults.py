@@ -537,8 +537,8 @@ FAULTS: tuple[Fault, ...] = (
         "names-not-escaped",
         "names of files are HTML in the report",
         "report/html.py",
-        '"autoescape": True',
-        '"autoescape": False',
+        "autoescape=True",
+        "autoescape=False",
         "tests/report/test_report.py -k text",
     ),
     Fault(

@@ -81,8 +81,10 @@ def methods_figure(
     first = next(iter(scores.values()))
     wanted = [c for c in (*CURVES, "show", "hide") if c in first.curves] if names is None else names
     panels = [curve_panel(name, scores) for name in wanted]
-    if names is None and (panel := alpha_panel(scores)):
-        panels.append(panel)
+    if names is None:
+        searched = alpha_panel(scores)
+        if searched is not None:
+            panels.append(searched)
     words = f"Mean over {first.n} images" if names is None else ""
     return lines_figure(panels, quiet, look, words)
 

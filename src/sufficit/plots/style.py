@@ -151,7 +151,8 @@ def svg(figure: "Figure", name: str, label: str) -> str:
     its name as a tooltip.
     """
     for line in (line for axis in figure.axes for line in axis.lines):
-        if not (known := str(line.get_label())).startswith("_"):
+        known = str(line.get_label())
+        if not known.startswith("_"):  # matplotlib's own names of lines without a label
             line.set_gid(f"named:{known}".encode("utf-8", "replace").decode())
     text = _bytes(figure, "svg", "none", transparent=True).decode()
     size = re.search(r'viewBox="[^"]*"', text)

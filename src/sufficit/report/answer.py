@@ -29,7 +29,8 @@ CONTROLS = {
     "center+fit": "a fitted blob that ignores the image",
 }
 FIT_CONTROL = "center+fit"
-DRAWN, FITTED = "As drawn", "Fitted"
+DRAWN = "As drawn"
+FITTED = "Fitted"
 MOST_WARNINGS = 3
 WORTHLESS = 0.5  # share of whole images that the model must get right
 EQUAL = 0.1  # methods are equally good if their MSI differs by less, with 95 % confidence

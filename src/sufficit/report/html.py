@@ -32,7 +32,8 @@ from sufficit.statistics import Estimate
 
 HOME = "sufficit.report"
 MAIN = ("msi", "base_score", "mask_penalty", "insertion_percent", "deletion_percent", "leak_ratio")
-CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, legend=False)
+CHART = plots.Look(width=4.2, font=10, legend=False)
+SMALL_CHART = plots.Look(width=2.4, font=9.5, legend=False)
 
 
 def render(content: Content) -> str:
@@ -43,11 +44,14 @@ def render(content: Content) -> str:
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
     order = dict.fromkeys((*main, *HEADINGS, *content.headings, *known))
     colours = {m: f"m{k % len(plots.LINES)}" for k, m in enumerate(standing.ranking)}
-    intervals = [content.summaries[method][standing.column] for method in content.methods]
-    zero = 0.0 if math.isnan(content.zero_line) else content.zero_line
-    ends = [zero, *(v for e in intervals for v in (e.low, e.mean, e.high) if math.isfinite(v))]
+    # The axis of the answer's chart reaches from the lowest end of an interval to the highest, and
+    # always has the zero line on it.
+    ends = [0.0 if math.isnan(content.zero_line) else content.zero_line]
+    for method in content.methods:
+        one = content.summaries[method][standing.column]
+        ends += [value for value in (one.low, one.mean, one.high) if math.isfinite(value)]
     low = min(ends)
-    width = (max(ends) - min(ends)) or 1.0
+    width = (max(ends) - low) or 1.0
     # There is more than one alpha_min only where each method has its own.
     alphas = ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
     fill = content.shown.fill if isinstance(content.shown.fill, str) else "custom"
@@ -101,11 +105,13 @@ def charts_of(content: Content) -> list[dict[str, Any]]:
         if ZERO_LINE in sizes:
             note += " Below the dashed zero line a map is worse than marking the whole image."
         found.append(_chart("sizes", "Base score over mask penalty", note, figure))
-    if panel := plots.alpha_panel(scores, content.alpha_curve):
+    panel = plots.alpha_panel(scores, content.alpha_curve)
+    if panel is not None:
         figure = plots.lines_figure([replace(panel, title="")], quiet, CHART)
         found.append(_chart("alpha", "MSI over alpha_min", words.alpha_note(content), figure))
     for name, what in (("insertion_percent", "shown"), ("deletion_percent", "removed")):
-        if known := {method: s for method, s in scores.items() if name in s.curves}:
+        known = {method: one for method, one in scores.items() if name in one.curves}
+        if known:
             figure = plots.lines_figure([plots.curve_panel(name, known, "")], quiet, CHART)
             kind = content.first.schedule.score
             note = f"Mean {kind} with this share of the top-ranked pixels {what}."
@@ -126,14 +132,16 @@ def method_charts(content: Content) -> list[dict[str, Any]]:
 
 
 def _chart(name: str, title: str, note: str, figure: Any) -> dict[str, Any]:
+    """Return what the template needs of a chart."""
     drawn = Markup(plots.svg(figure, name, f"{title}. {note}"))
     return {"name": name, "title": title, "note": note, "svg": drawn}
 
 
 def rows_of(content: Content) -> list[dict[str, Any]]:
     """Return the words for each image shown."""
-    some = content.first.shown
-    whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
+    some = content.first.shown  # whole images give the same answers for every method
+    whole = some.of([EVERYTHING], "confidence")[:, 0]
+    right = some.of([EVERYTHING], "accuracy")[:, 0]
     named = some.classes_of([EVERYTHING])[:, 0].tolist()
     return [
         {
@@ -203,16 +211,21 @@ def interval(estimate: Estimate) -> str:
 
 def asset(name: str, package: str = HOME) -> str:
     """Return a file of a package as text, else the report's file of that name."""
-    own, shared = (files(home).joinpath(name) for home in (package, HOME))
-    return (own if own.is_file() else shared).read_text(encoding="utf-8")
+    own = files(package).joinpath(name)
+    found = own if own.is_file() else files(HOME).joinpath(name)
+    return found.read_text(encoding="utf-8")
 
 
 @cache
 def environment(package: str = HOME) -> Environment:
     """Return the templates of a package; all that they print is escaped."""
-    options: dict[str, Any] = {"undefined": StrictUndefined, "autoescape": True}
-    options |= {"trim_blocks": True, "lstrip_blocks": True}
-    found = Environment(loader=FunctionLoader(lambda name: asset(name, package)), **options)
+    found = Environment(
+        loader=FunctionLoader(lambda name: asset(name, package)),
+        undefined=StrictUndefined,
+        autoescape=True,  # names of files, methods and classes may hold anything
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     found.filters |= {"number": number, "interval": interval, "typeset": typeset}
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return found

@@ -160,8 +160,8 @@ def _few(content: Content) -> Iterator[Caution]:
     details = few_images(n)
     if details is not None:
         images = f"{n} image{'s' if n > 1 else ''}"
-        yield Caution(f"Only {images}: small differences do not show. Score {FEW} or more.",
-                      (details,))  # fmt: skip
+        text = f"Only {images}: small differences do not show. Score {FEW} or more."
+        yield Caution(text, (details,))
 
 
 def _unmarked(content: Content) -> Iterator[Caution]:
@@ -322,10 +322,11 @@ def alpha_order(content: Content) -> AlphaOrder | None:
     here: dict[str, float] = {}
     nearest = min(range(len(alphas)), key=lambda i: abs(alphas[i] - content.first.alpha_min))
     for method in drawn:
-        means = [-math.inf if one is None or math.isnan(one) else one
-                 for one in curve["mean_msi"].get(method, [])]  # fmt: skip
+        values = curve["mean_msi"].get(method, [])
+        means = [-math.inf if one is None or math.isnan(one) else one for one in values]
         if not means or max(means) == -math.inf:
             return None
+        # The smaller alpha_min of two that are equally good, as a search chooses it.
         best[method] = max(zip(means, alphas, strict=True), key=lambda pair: (pair[0], -pair[1]))
         here[method] = means[nearest]
     return AlphaOrder(

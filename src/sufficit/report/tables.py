@@ -10,14 +10,15 @@ from sufficit.metrics.columns import ZERO_LINE
 from sufficit.outside import html_table, literal
 from sufficit.report.answer import verdict
 from sufficit.report.content import Content
-from sufficit.report.interpretation import (
-    cautions,
-    notes,
-    own_alphas,
-)
+from sufficit.report.interpretation import cautions, notes, own_alphas
 from sufficit.statistics import Estimate
 
-BEST, SAME, CONTROL, AGNOSTIC, UNRANKED = "*", "=", "(c)", "(a)", "(-)"
+# Marks of methods in the table; `short_legend` explains those that are there.
+BEST = "*"
+SAME = "="
+CONTROL = "(c)"
+AGNOSTIC = "(a)"
+UNRANKED = "(-)"
 WIDTH = 78  # letters of a row
 
 
@@ -86,7 +87,8 @@ def further_tables(content: Content, *, without: Collection[str] = ()) -> Iterat
     }
     groups: dict[str, list[str]] = {}
     for name in known:
-        if group := content.heading(name).group:
+        group = content.heading(name).group
+        if group:  # else it is a column of the first table
             groups.setdefault(group, []).append(name)
     for title, columns in groups.items():
         methods = [m for m in content.methods if {*columns} & {*content.summaries[m]}]
@@ -155,8 +157,11 @@ def marked(content: Content, method: str) -> str:
 def gaps(content: Content) -> list[str]:
     """Return why a column of the table has no value, or an interval no end."""
     found = []
-    ranks = [own["msi_rank"].mean for n, own in content.summaries.items()
-             if "msi_rank" in own and n != ZERO_LINE]  # fmt: skip
+    ranks = [
+        own["msi_rank"].mean
+        for name, own in content.summaries.items()
+        if "msi_rank" in own and name != ZERO_LINE  # which has no order
+    ]
     means = map(content.mean, content.methods)
     if any(map(math.isnan, ranks)) and not any(map(math.isnan, means)):
         found.append(

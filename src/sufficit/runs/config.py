@@ -421,7 +421,8 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
     about = RunConfig.__dataclass_fields__[name].metadata
     if value is None and type(None) in kinds:
         return None
-    found = next((one for kind in kinds if (one := _as(value, kind)) is not None), None)
+    fits = [_as(value, kind) for kind in kinds]
+    found = next((one for one in fits if one is not None), None)
     if found is None:
         words = [word for kind in kinds for word in _words(kind)]
         if isinstance(value, str) and get_origin(hint) is Literal:

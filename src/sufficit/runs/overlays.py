@@ -43,7 +43,9 @@ from sufficit.runs.spread import Spread, UnitProgress, in_this_process
 from sufficit.runs.store import RUN, Store
 from sufficit.runs.unit_rows import EMPTY, SKIPPED, Rows
 
-OVERLAYS, REGIONS = "overlays", "regions"  # folders of pictures
+# Folders of pictures.
+OVERLAYS = "overlays"
+REGIONS = "regions"
 SHEET_ROWS = 24  # images of a sheet, and of a unit
 
 

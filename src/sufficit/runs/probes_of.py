@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 HELD_OUT_FILLS = ("blur", "mean", "noise")  # the first that nothing else uses
 ALPHA_CURVE = "msi_alpha"
-CURVE_IMAGES, CEILING_IMAGES, HEAD_IMAGES = 16, 64, 8
+# The most images that a check of a sample looks at: what each costs is in `CHECKS`.
+CURVE_IMAGES = 16
+CEILING_IMAGES = 64
+HEAD_IMAGES = 8
 
 
 def probes_of(job: "Job") -> list[Probe]:
@@ -46,7 +49,8 @@ def probes_of(job: "Job") -> list[Probe]:
     scored = MSI in job.scoring.metrics
     models = models_of(job)
     found = column_probes(job.scoring, models)
-    if "fill" in checks and scored and (fill := held_out_fill(job)):
+    fill = held_out_fill(job)
+    if "fill" in checks and scored and fill is not None:
         found.append(held_out_probe(job.scoring, _asked(job, fill), fill, few=True))
     if "alpha-curve" in checks and scored and job.config.alpha_min != "search":
         found += _alpha_curve(job, models[0], after=found)
@@ -56,9 +60,11 @@ def probes_of(job: "Job") -> list[Probe]:
         found.append(PartsProbe(models[0].asked, job.schedule.alpha_min))
     if "ceiling" in checks and scored:
         found.append(_ceiling(job))
-    if "head" in checks and (drawing := [one for one in job.sources if isinstance(one, Method)]):
+    # Only methods draw again for another output layer: files and functions are what they are.
+    drawing = tuple(one for one in job.sources if isinstance(one, Method))
+    if "head" in checks and drawing:
         images = job.sample(HEAD_IMAGES)
-        found.append(HeadProbe(job.classifier, tuple(drawing), job.config.seed, images))
+        found.append(HeadProbe(job.classifier, drawing, job.config.seed, images))
     return found
 
 

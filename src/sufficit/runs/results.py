@@ -74,11 +74,11 @@ class RunResults:
                     raise ValueError(f"{rows.count(name)} of {read.n} rows of {name}")
             config = RunConfig(**check_values(known["config"]))
             drawn = read_json(folder / "curves.json", MOST_RECORD)
-            kind = config.score_kind
-            curves = {name: _read_curves(drawn[name], kind) for name in methods}
+            curves = {name: _read_curves(drawn[name], config.score_kind) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
-            standing = summary.pop("standing", None)
-            standing = standing and typed(Standing, standing)
+            standing = None
+            if "standing" in summary:
+                standing = typed(Standing, summary["standing"])
             summaries = {name: _read_estimates(summary[name]) for name in methods}
             shown = read_shown(folder, config, methods, rows)
         except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
@@ -115,10 +115,16 @@ class RunResults:
     @cached_property
     def unmarked(self) -> dict[str, int]:
         """The images in which a ranked source marks nothing at alpha_min, where these are many."""
-        ranked = [name for name in self.methods if name not in self.unranked]
-        scored = [n for n in ranked if {"msi", "mask_penalty"} <= {*self.rows.columns(n)}]
-        counts = {name: self.rows.zeros(name, "mask_penalty") for name in scored}
-        return {name: count for name, count in counts.items() if count > MOST_EMPTY * self.n}
+        found = {}
+        for name in self.methods:
+            if name in self.unranked:
+                continue
+            if not {"msi", "mask_penalty"} <= {*self.rows.columns(name)}:
+                continue
+            count = self.rows.zeros(name, "mask_penalty")  # a mask of no pixel has no penalty
+            if count > MOST_EMPTY * self.n:
+                found[name] = count
+        return found
 
     def labels(self) -> dict[str, str]:
         """Return the names of sources in figures, with (control) or (class-agnostic)."""
@@ -177,9 +183,10 @@ class RunResults:
     def as_json(self) -> dict[str, Any]:
         """Return what --json prints."""
         left_out = ("skipped", "class_names", "alpha_curve", "search", "chance", "made")
-        own = {one.name: getattr(self.record, one.name) for one in fields(self.record)}
-        made = {name: one for name, one in self.record.made.items() if name != "config"}
-        facts = made | {name: value for name, value in own.items() if name not in left_out}
+        facts = {name: one for name, one in self.record.made.items() if name != "config"}
+        for one in fields(self.record):
+            if one.name not in left_out:
+                facts[one.name] = getattr(self.record, one.name)
         columns = {name: self.summaries[name] for name in self.methods}
         facts |= {"unmarked": self.unmarked}
         if self.standing is not None and self.shown is not None:
@@ -239,6 +246,7 @@ class RunResults:
             )
         config = self.config
         record = self.record
+        # A page of many images would be too large: their rows are not offered for download.
         few = self.n * len(self.methods) <= MOST_ROWS
         return Content(
             title=f"{len(self.standing.ranking)} methods on {config.model}",
@@ -273,34 +281,39 @@ class RunResults:
 
     def made(self) -> list[str]:
         """Return how the scores were made, in sentences that are no warnings."""
+        found = []
         within = self.record.within
-        reached = [within["words"]] if within and within["reached"] else []
-        return [*reached, *([self.record.sampled] if self.record.sampled else [])]
+        if within is not None and within["reached"]:
+            found.append(within["words"])
+        if self.record.sampled:
+            found.append(self.record.sampled)
+        return found
 
     def remarks(self) -> list[str]:
         """Return warnings that only the run itself can give."""
         record = self.record
-        n = self.n
-        random = self.config.weights == "none"
         # Those that are empty in many images are warned of as maps that mark nothing.
         empty = {m: k for m, k in record.empty_heatmaps.items() if m not in self.unmarked}
-        found = run_remarks(n, empty, random_weights=random)
-        found += [record.within["words"]] if record.within and not record.within["reached"] else []
-        found += [record.output_remark] if record.output_remark else []
-        if stretched := record.stretched_heatmaps:
+        found = run_remarks(self.n, empty, random_weights=self.config.weights == "none")
+        if record.within is not None and not record.within["reached"]:
+            found.append(record.within["words"])
+        if record.output_remark:
+            found.append(record.output_remark)
+        if record.stretched_heatmaps:
             found.append(
-                f"{record.n_stretched} heatmaps (first {stretched[0]}) have other proportions"
-                " than the model's input and are stretched to it: were they made on the uncropped"
-                " image?"
+                f"{record.n_stretched} heatmaps (first {record.stretched_heatmaps[0]}) have other"
+                " proportions than the model's input and are stretched to it: were they made on"
+                " the uncropped image?"
             )
-        if truth := record.truth:
-            if without := truth.n_without:
-                found.append(
-                    f"{without} of {n} images have no truth, or their object is not in the model's"
-                    " view: columns that compare with it leave them out."
-                )
-            for name, reason in [*truth.bad.items()][:1]:
-                found.append(f"The truth of {truth.n_bad} images is unusable: {name}: {reason}.")
+        truth = record.truth
+        if truth is not None and truth.n_without:
+            found.append(
+                f"{truth.n_without} of {self.n} images have no truth, or their object is not in"
+                " the model's view: columns that compare with it leave them out."
+            )
+        if truth is not None and truth.bad:
+            name, reason = next(iter(truth.bad.items()))
+            found.append(f"The truth of {truth.n_bad} images is unusable: {name}: {reason}.")
         if (
             "leak" in self.config.wanted_checks
             and "leak_ratio" not in self.summaries[self.methods[0]]
@@ -318,10 +331,11 @@ class RunResults:
         """Return some images as the model saw them: those shown, else from the data: [n,C,H,W]."""
         if self.shown is not None and {*rows} <= {*self.shown.rows}:
             return self.shown.images[[self.shown.rows.index(row) for row in rows]]
-        columns = {} if data else self.config.column_options()
         root = data or self.config.data
+        # Columns of parquet files that the run named; another folder may have none.
+        columns = {} if data else self.config.column_options()
         names = self.names_of(rows)
-        found = {i.name: i for i in open_images(root, **columns) if i.name in {*names}}
+        found = {one.name: one for one in open_images(root, **columns) if one.name in {*names}}
         missing = [name for name in names if name not in found]
         if missing:
             raise UserError(f"{missing[0]} is not in {root}: give --data the folder it is in now")
@@ -337,7 +351,7 @@ class RunResults:
         store = Store(self.folder, self.record.run)
         names = self.names_of(rows)
         wanted = {*names}
-        found = dict[str, dict[str, Tensor]]()
+        found: dict[str, dict[str, Tensor]] = {}  # by image and source
         for unit in sorted(store.done(place=MAPS)):
             kept = store.read_maps(unit)
             if not wanted & {*kept.names}:
@@ -355,11 +369,12 @@ class RunResults:
         return {m: torch.stack([found[name][m] for name in names]) for m in methods}
 
     def _scores(self, name: str) -> MethodScores:
+        """Return the scores of a source: means of all images, values of those that are shown."""
         shown = self.shown
-        columns = self.rows.columns(name)
-        frame = self.rows.some(name, shown.rows if shown else (), ["target", *columns])
         config = self.config
         searched = self.record.search
+        columns = self.rows.columns(name)
+        frame = self.rows.some(name, shown.rows if shown else (), ["target", *columns])
         (schedule,) = schedules_for(
             [self.alpha_min], config.score_kind, config.value_step, config.percent_step
         )
@@ -410,7 +425,9 @@ def _read_estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estim
         # JSON has no word for an interval without end.
         endless = one["low"] is not None and one["high"] is None
         known[name] = typed(Estimate, {**one, "high": math.inf} if endless else one)
-    own, chance, ratio = (known.get(name) for name in ("leak", "leak_chance", "leak_ratio"))
+    own = known.get("leak")
+    chance = known.get("leak_chance")
+    ratio = known.get("leak_ratio")
     if own and chance and ratio and own.mean > 0 == chance.mean:
         # The ratio is infinite, and so is its lower end where that is not 0.
         low = math.inf if ratio.n > 1 and math.isnan(ratio.low) else ratio.low

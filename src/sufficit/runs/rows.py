@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 FACTS = 4  # columns before the scores: image, target, clean_accuracy, calls
-SCORES_GROUP, CURVES_GROUP = 2**21, 2**24
-"""Bytes of a row group. Each column of a group costs 1 KB of memory until the file is closed."""
+# Bytes of a row group. Each column of a group costs 1 KB of memory until the file is closed.
+SCORES_GROUP = 2**21
+CURVES_GROUP = 2**24
 KINDS = ("accuracy", "confidence")
 ANSWERED = 50  # answers behind each point of a mean curve, where images were asked some masks
 ESTIMATES = b"estimates"  # in the metadata of scores.parquet, where images were asked some masks
@@ -66,9 +67,12 @@ class SourceWriter:
         """Write the rows of some images."""
         import pyarrow
 
-        known: dict[str, Any] = {"image": list(names), "target": targets}
-        known |= {"clean_accuracy": columns["clean_accuracy"]}
-        known |= {"calls": columns["calls"].astype(np.int64)}
+        known: dict[str, Any] = {
+            "image": list(names),
+            "target": targets,
+            "clean_accuracy": columns["clean_accuracy"],
+            "calls": columns["calls"].astype(np.int64),
+        }
         scores = {name: values for name, values in columns.items() if name not in known}
         table = pyarrow.table(known | scores)
         if self._curves is None:  # said where the values are, as run.json and the report say it
@@ -117,6 +121,7 @@ def pooled_means(total: Floats, count: Floats) -> Floats:
     if np.count_nonzero(count) < len(count) / 2:
         return means
     needed = min(ANSWERED, count.max())
+    # Widen the window around each point until it has enough answers.
     for place in range(len(total)):
         for reach in range(len(total)):
             window = slice(max(0, place - reach), place + reach + 1)
@@ -221,8 +226,9 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
 
     def in_memory(self) -> "StoredRows":
         """Return the same rows, where the files are about to be deleted."""
-        files = self._files.items()
-        kept = {name: f if isinstance(f, bytes) else f.read_bytes() for name, f in files}
+        kept = {}
+        for name, file in self._files.items():
+            kept[name] = file if isinstance(file, bytes) else file.read_bytes()
         return StoredRows(self._folder, kept)
 
     def count(self, source: str) -> int:
@@ -257,6 +263,7 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
         """Return some columns of some images, in their order."""
         import pyarrow
 
+        # A batch at a time, in the order of the file; the order of `rows` is restored at the end.
         parts = []
         start = 0
         wanted = sorted({*rows})

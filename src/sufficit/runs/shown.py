@@ -1,7 +1,7 @@
 """The images of a run that are shown: chosen at its end, read again, and drawn in figures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,6 +52,7 @@ def write_shown(
     if probe is None:
         return {}
     row_of = {number: row for row, number in enumerate(numbers)}
+    # The images that a seed draws: some of them are shown for other reasons, so twice as many.
     some = islice((one for one in job.order.tolist() if one in row_of), 2 * MOST_SHOWN)
     chosen = choice.chosen(some)
     rows = [row_of[number] for number in chosen]
@@ -80,8 +81,8 @@ def write_shown(
         "reasons": [*chosen.values()],
         "final": {name: one.final for name, one in kept.maps.items()},
         "shape": list(batch.images.shape[1:]),
-        "bands": [_as_list(band) for band in (EVERYTHING, *probe.bands)],
-        "sizes": [_as_list(band) for band in probe.sizes],
+        "bands": [astuple(band) for band in (EVERYTHING, *probe.bands)],
+        "sizes": [astuple(band) for band in probe.sizes],
         "certificates": plain(_certificates(job, batch, kept)),
     }
     save_tensors(store.folder / SHOWN, tensors, facts)
@@ -100,10 +101,6 @@ def _certificates(job: Job, batch: Batch, kept: Rows) -> dict[str, list[Certific
         for source in job.sources
         if isinstance(source, Fitted)
     }
-
-
-def _as_list(band: Band) -> list[str | float]:
-    return [band.axis, band.low, band.high]
 
 
 def _coarse(job: Job, probe: BandProbe) -> BandProbe:
@@ -172,10 +169,8 @@ def read_shown(
     heatmaps = heatmaps_of(stored, config.seed)
     for found in heatmaps.values():
         check_heatmaps(found, images)
-    bands, sizes = (
-        tuple(Band(axis, low, high) for axis, low, high in facts[name])
-        for name in ("bands", "sizes")
-    )
+    bands = tuple(Band(*values) for values in facts["bands"])
+    sizes = tuple(Band(*values) for values in facts["sizes"])
     predictions = {}
     for name in methods:
         parts = {part: tensors[f"answers/{name}/{part}"] for part in ROWS}
@@ -279,7 +274,8 @@ def draw(
     heads = {method: labels[method].replace(" (", "\n(") for method in chosen}
     for column in columns:
         for method in chosen:
-            if column not in (known := results.rows.columns(method)):
+            known = results.rows.columns(method)
+            if column not in known:
                 raise unknown("column in this run", column, known)
     pixels = results.images(rows, data)
     found = results.heatmaps(rows, chosen)
@@ -315,20 +311,23 @@ def rows_named(results: "RunResults", words: Sequence[str], methods: Sequence[st
 
 
 def _rows_for(results: "RunResults", word: str, methods: Sequence[str]) -> list[int]:
+    """Return the rows that a word names."""
     rows = results.rows
     first = results.methods[0]
-    alike = []
+    alike = []  # images of that file name in some folder
     for row, name in enumerate(rows.names(first)):
         if name == word:
             return [row]
-        alike += [row] if name.endswith(f"/{word}") else []
+        if name.endswith(f"/{word}"):
+            alike.append(row)
     if word.isdecimal():
         return list(range(min(int(word), results.n)))
     order, _, count = word.partition(":")
     if order in ORDERS and (count.isdecimal() or not count):
         counted = [method for method in methods if method not in results.unranked] or methods
-        msi = np.stack([rows.column(method, "msi") for method in counted])
+        msi = np.stack([rows.column(method, "msi") for method in counted])  # [methods,N]
         whole = np.flatnonzero(~np.isnan(msi).any(axis=0))
+        # The lowest comes first.
         by = {"best": -msi.mean(0), "worst": msi.mean(0), "disputed": -np.ptp(msi, axis=0)}
         ranked: list[int] = whole[np.argsort(by[order][whole], kind="stable")].tolist()
         return ranked[: int(count or 1)]

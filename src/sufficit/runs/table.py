@@ -66,6 +66,7 @@ def half_width(found: Sequence[Estimate]) -> float:
 # What is added up
 
 
+# Not a dict of all: a run of a million images may skip a hundred thousand.
 class First(dict[str, str]):
     """The first NAMED images of a kind with the reason of each, and the number of all."""
 
@@ -228,6 +229,7 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
                 totals.choice.add(group.numbers, ranked)
             totals.numbers += group.numbers
             totals.units += group.units
+        # Inside the block: an error here leaves no half-written files.
         if not totals.n:  # whoever repairs the files starts again: nothing here is worth a resume
             store.clear_units()
         skipped = totals.noted(SKIPPED)
@@ -245,16 +247,13 @@ def _visible(
     sampled: Collection[str],
 ) -> dict[str, Floats]:
     """Return the columns that tables show: facts, then scores in the order of their headings."""
-    settled = shares.settle(halves, columns) if shares.shares else {}
-    own = {name: values for name, values in columns.items() if CANDIDATE not in name} | settled
-    calls = sum(
-        (
-            np.nan_to_num(values)
-            for name, values in columns.items()
-            if name.startswith(CALLS) and name not in sampled
-        ),
-        start=np.zeros(len(columns[RIGHT])),
-    )
+    own = {name: values for name, values in columns.items() if CANDIDATE not in name}
+    if shares.shares:
+        own |= shares.settle(halves, columns)
+    calls = np.zeros(len(columns[RIGHT]))
+    for name, values in columns.items():
+        if name.startswith(CALLS) and name not in sampled:
+            calls += np.nan_to_num(values)
     found = {RIGHT: own[RIGHT], "calls": calls}
     return found | {name: own[name] for name in headings if name in own}
 
@@ -262,6 +261,7 @@ def _visible(
 def _new_sums(
     job: Job, store: Store, source: str, columns: Mapping[str, Floats], closing: ExitStack
 ) -> SourceSums:
+    """Return the empty sums of a source, and open its files."""
     seed = job.config.seed
     writer = SourceWriter(
         store.folder / source,
@@ -281,6 +281,8 @@ def _new_sums(
 
 
 def _add_source(sums: SourceSums, group: Group, source: str, columns: Mapping[str, Floats]) -> None:
+    """Add up and write the rows of a source."""
+    # The columns are those of the first group: a probe of some images may look at none of these.
     whole = {name: columns.get(name, nothing(len(group.names))) for name in sums.columns.columns}
     sums.columns.add(group.numbers, whole)
     for (over, under), own in sums.ratios.items():
@@ -289,8 +291,9 @@ def _add_source(sums: SourceSums, group: Group, source: str, columns: Mapping[st
     sums.writer.add(group.names, group.targets, ordered)
     for rows in group.rows:
         sums.writer.add_curves(rows, source)
-    calls = (v for n, v in group.table[source].items() if n.startswith(CALLS))
-    sums.calls += float(sum(np.nansum(values) for values in calls))
+    for name, values in group.table[source].items():
+        if name.startswith(CALLS):
+            sums.calls += float(np.nansum(values))
     sums.empty += int(np.nansum(group.table[source][EMPTY]))
 
 
@@ -314,9 +317,11 @@ def _add_conditions(
             seed = job.config.seed
             sums = totals.conditions.setdefault(condition.key, Sums([*pairs], seed=seed))
             sums.add(group.numbers, pairs)
-            calls = [own.get(CALLS + condition.key, np.zeros(1)) for own in group.table.values()]
-            before = totals.condition_calls.get(condition.key, 0.0)
-            totals.condition_calls[condition.key] = before + sum(map(np.nansum, calls))
+            calls = totals.condition_calls.get(condition.key, 0.0)
+            for own in group.table.values():
+                calls += float(np.nansum(own.get(CALLS + condition.key, np.zeros(1))))
+            totals.condition_calls[condition.key] = calls
+            # Whole images have the same answer for every source: read it from the first.
             first = group.table[job.sources[0].name]
             hits = first.get(RIGHT_UNDER + condition.key, nothing(1))
             total, count = totals.right.get(condition.key, (0.0, 0))

@@ -16,7 +16,7 @@ Ready = Callable[[uvicorn.Server], None]
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a socket that listens at a host and port; uvicorn's would end the process on failure."""
+    """Return a socket that listens at a host and port; uvicorn's would end the process."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=128)

@@ -151,7 +151,7 @@ class Service:
         return viewer_data.region_data(certificate, order)
 
     def _at_size(self, batch: Batch, maps: Maps, share: float) -> Size:
-        """Return the answers for the region of a size, and for the rest, with the fills of a fit."""
+        """Return the answers for the region of a size and for the rest, with the fills of a fit."""
         target = int(batch.targets[0])
         shares = torch.tensor([share], dtype=torch.float64, device=maps.maps.device)
         region = cut_at(resize(maps.maps, batch.size), shares) >= 0.5
@@ -176,7 +176,7 @@ class Service:
         )
 
     def _target(self, images: Tensor, form: ImageForm, names: Sequence[str]) -> tuple[int, Tensor]:
-        """Return the class to explain and the probabilities [classes]; raise for unknown methods."""
+        """Return the class to explain and the probabilities [classes]; refuse unknown methods."""
         for name in names:
             if name not in self.methods:
                 raise unknown("method", name, self.methods)
