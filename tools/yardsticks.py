@@ -220,7 +220,7 @@ def inside(root: Path, place: Path) -> None:
     from sufficit.runs.config import RunConfig
 
     source = (root / PACKAGE).resolve()
-    passed = walked(lambda: one_image(place), source)
+    passed, of_unit = walked(lambda: one_image(place), source, within="score_unit")
     shown, every = flags("--help"), flags("--help-all")
     every = max(shown, every, key=len)
     names = {f"--{one.name.replace('_', '-')}" for one in fields(RunConfig)}
@@ -228,6 +228,8 @@ def inside(root: Path, place: Path) -> None:
         "functions that one image passes": len(passed),
         "files that one image passes": len({code.co_filename for code in passed}),
         "functions that one image passes by package": counted(passed, source),
+        "functions while it is read, explained and scored": len(of_unit),
+        "files while it is read, explained and scored": len({one.co_filename for one in of_unit}),
         WALK: listed(passed, source),
         "options of compare in its help": len(shown),
         "options of compare with a flag": len(every),
@@ -236,13 +238,25 @@ def inside(root: Path, place: Path) -> None:
     (place / "found.json").write_text(json.dumps(found))
 
 
-def walked(run: Callable[[], object], source: Path) -> set[CodeType]:
-    """The functions below a folder that are called while `run` runs, in any thread."""
+def walked(
+    run: Callable[[], object], source: Path, within: str = ""
+) -> tuple[set[CodeType], set[CodeType]]:
+    """The functions below a folder that are called while `run` runs, in any thread.
+
+    Of these, the second set has those that are called while a function named `within` runs.
+    """
     found: set[CodeType] = set()
+    inside_of: set[CodeType] = set()
+    depth = 0
 
     def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal depth
+        if frame.f_code.co_name == within:
+            depth += {"call": 1, "return": -1}.get(event, 0)
         if event == "call":
             found.add(frame.f_code)
+            if depth:
+                inside_of.add(frame.f_code)
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -251,14 +265,16 @@ def walked(run: Callable[[], object], source: Path) -> set[CodeType]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    start = f"{source}{os.sep}"
-    return {
-        code
-        for code in found
-        if Path(code.co_filename).resolve().as_posix().startswith(start)
-        and not code.co_name.startswith("<")  # modules, lambdas, comprehensions
-        and code.co_flags & CO_OPTIMIZED  # bodies of classes are not
-    }
+    own = {code for code in found if is_function_of(code, source)}
+    return own, own & inside_of
+
+
+def is_function_of(code: CodeType, source: Path) -> bool:
+    """Whether a code object is a function of a file below a folder."""
+    path = Path(code.co_filename).resolve().as_posix()
+    is_function = code.co_flags & CO_OPTIMIZED  # bodies of classes are not
+    is_named = not code.co_name.startswith("<")  # modules, lambdas, comprehensions
+    return path.startswith(f"{source}{os.sep}") and bool(is_function) and is_named
 
 
 def counted(passed: Iterable[CodeType], source: Path) -> dict[str, int]:

@@ -146,7 +146,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def _attempt(work: Callable[[], Found]) -> Found | Problem:
-    """Do some work; return what it gives, or why it failed. The worker's log has the whole error."""
+    """Do some work; return what it gives, or why it failed. The log has the whole error."""
     try:
         with quiet():
             return work()

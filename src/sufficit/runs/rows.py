@@ -150,7 +150,7 @@ def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow
 
 @contextmanager
 def table_writer(path: Path, group: int) -> Iterator[Callable[["pyarrow.Table"], None]]:
-    """Provide a function that adds rows to a parquet file, in row groups of `group` bytes or more."""
+    """Provide a function that adds rows to a parquet file, in row groups of `group` bytes."""
     import pyarrow
     from pyarrow import parquet
 
