@@ -248,6 +248,7 @@ class RunConfig:
         `masks` is the number of all masks of an image and source, `least` the smallest number that
         leaves every column unbiased.
         """
+        # Filled in once the images are counted; RUN.toml keeps the numbers.
         calls = self.calls
         if calls == "auto":
             calls = calls_for(n, sources, masks=masks, least=least)
@@ -266,6 +267,7 @@ def calls_for(images: int, sources: int, *, masks: int, least: int) -> int | Lit
     >>> [calls_for(n, 7, masks=354, least=18) for n in (4, 8, 500, 50_000)]
     ['exact', 178, 26, 18]
     """
+    # The mean of many images is precise with the fewest masks.
     wanted = SAMPLED if images < MANY else least
     wanted = max(wanted, least, BUDGET // (images * max(sources, 1)))
     return "exact" if wanted >= masks else wanted
@@ -308,6 +310,7 @@ class Workers:
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
     """Return a config from plain values by name; defaults for the rest."""
+    # Of the command line, a RUN.toml, Python or the page: all arrive as plain values.
     known = check_values(values)
     if known.get("quick"):
         known = QUICK | known  # --quick does not override what was said
@@ -418,6 +421,7 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
         if value not in KINDS and not is_function:
             raise unknown("score", value, (*KINDS, "python:FILE.py:FUNCTION"))
     kinds = kinds_of(hint)
+    # Bounds are declared beside the option.
     about = RunConfig.__dataclass_fields__[name].metadata
     if value is None and type(None) in kinds:
         return None

@@ -43,6 +43,7 @@ def run(
     compute = spread or in_this_process
     with quiet(), closing(job), Store.locked(out, overwrite=overwrite) as owned:
         key = job.key()  # once: it reads all weights, and all images in memory
+        # A finished run has no units: `start` would begin it again.
         finished = _finished(job, owned, key)
         if finished is not None:
             return finished
@@ -53,6 +54,7 @@ def run(
             search, own_best = search_alpha(job, store.folder, score_unit, compute, progress)
             ranked = [search.mean_msi[name] for name in job.ranked]
             job = replace(job, alpha_min=best_alpha(search.alphas, ranked))
+        # Donors of the leak, say: every unit needs them.
         job = holding(job, store, compute, progress)
         units = 0
         for units in job.looks:  # without --within one look, at all units
@@ -66,6 +68,7 @@ def run(
 def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
     """Read, draw, ask: the rows of one unit."""
     rows, batch, heatmaps = drawn_rows(job, unit, following)
+    # No image of this unit can be scored: its file says so, and that it is done.
     if batch is None:
         return rows
     for probe in job.probes:
@@ -73,6 +76,7 @@ def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
         if places:
             some = {name: one[places] for name, one in heatmaps.items()}
             rows.add(probe(batch.rows(places), some), places)
+    # After all probes: a derived column may read those of several.
     for derived in job.derived:
         for source, columns in rows.values.items():
             value = derived.compute(stacked(columns, derived.of))

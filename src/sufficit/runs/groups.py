@@ -29,6 +29,7 @@ class Group:
 
 def groups(store: Store, units: range, *, answers: bool = False) -> Iterator[Group]:
     """Yield the rows of all units, some thousand images at a time."""
+    # Units are small: arrays of a few rows would cost more than the sums.
     waiting: list[Rows] = []
     for unit in units:
         waiting.append(store.read(unit, answers=answers))

@@ -92,6 +92,7 @@ class Job:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for a worker, which needs no list of images: units hold theirs."""
+        # Not vars(self): cached properties may be large, and each worker makes its own.
         state = {one.name: getattr(self, one.name) for one in fields(self)}
         # Some probes and derived columns depend on the list of images.
         return state | {"probes": self.probes, "derived": self.derived, "entries": None}
@@ -131,6 +132,7 @@ class Job:
         guarded: list[Any] = [
             GuardedProbe(one, self.classifier, self.config.seed) for one in self.extra
         ]
+        # A probe of the user's may raise anything: a guard turns that into one clear error.
         found = [*probes_of(self), *guarded]
         check_column_names(found, self.derived)
         if self.held is None:
@@ -151,6 +153,7 @@ class Job:
     @cached_property
     def units(self) -> Units:
         """The images in numbered batches."""
+        # A first run looks at a sample, a run with `within` at images in random order.
         if self.some is not None:
             return Units(self.entries, np.array(self.some, dtype=np.int64))
         return Units(self.entries, None if self.config.within is None else self.order)
@@ -345,6 +348,7 @@ def make_job(
             seed=config.seed,
             normalize=config.normalize,
         )
+    # Sources name folders of the run: no two alike, none as a folder of its own.
     check_names(sources, RESERVED)
     if classifier is None:
         classifier = load_model(replace(config, layer=None))  # sources name their layer
@@ -363,6 +367,7 @@ def make_job(
         twin = _load_twin(config.twin, config)
     if twin is not None:
         _check_twin(twin, classifier, images)
+    # What is cheap to check comes before images are listed, which may take minutes.
     check_batch_size(config.batch_size)
     _check_fills(config, classifier, twin)
 
@@ -391,6 +396,7 @@ def make_job(
         metrics=check_metrics(metrics),
         extra=tuple(probes),
     )
+    # The number of masks decides how long the run is, and so how large its units are.
     job = _in_smaller_units(_with_calls(job))
     _check(job)
     return job
@@ -419,6 +425,7 @@ def _check(job: Job) -> None:
 
 def _with_calls(job: Job) -> Job:
     """Return the job with the number of masks and donors that its images and sources call for."""
+    # As a run of sampled masks would have it: for the fewest that leave means unbiased.
     sampled = replace(job, config=replace(job.config, calls=SAMPLED))
     probe = BandProbe(MaskedModel(job.classifier), tuple(sampled.scoring.columns))
     config = job.config.for_images(

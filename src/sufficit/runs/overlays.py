@@ -98,12 +98,14 @@ def explain_run(
     with suppress(UserError, KeyError, TypeError):
         earlier = list(read_json(out / "run.json")["methods"])
     compute = spread or in_this_process
+    # No probes: maps are drawn, not scored.
     job = replace(job, only=())
     with quiet(), closing(job), Store.locked(out, overwrite=overwrite) as owned:
         if overwrite:  # its files, and nothing else
             remove_folder(out / OVERLAYS)
             remove_folder(out / REGIONS)
             (out / CERTIFICATES).unlink(missing_ok=True)
+            # Not a sheet-final.png of the user's own.
             sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
             for path in [*sheets, *(p for p in out.glob("*.npz") if p.stem in earlier)]:
                 path.unlink()
@@ -122,6 +124,7 @@ def explain_run(
             shown = UnitProgress(tick, done, total, max(1, total * usual_passes(job)))
             with counted(shown.passed if tick else None):
                 for rows in compute(job, store, partial(explain_unit, job), missing):
+                    # Pictures first: the file of a unit says that all of its work is done.
                     _draw_pictures(job, out, rows)
                     store.write(rows)
                     shown.done(job.units.images_in([rows.unit]))

@@ -54,6 +54,7 @@ def probes_of(job: "Job") -> list[Probe]:
         found.append(held_out_probe(job.scoring, _asked(job, fill), fill, few=True))
     if "alpha-curve" in checks and scored and job.config.alpha_min != "search":
         found += _alpha_curve(job, models[0], after=found)
+    # A donor is another image: one image has none.
     if "leak" in checks and len(job.entries) > 1:
         found.append(_leak(job, models[0].asked))
     if "regions" in checks:
@@ -148,6 +149,7 @@ def _ceiling(job: "Job") -> CeilingProbe:
     )
     column = Column(OWN, _msi(), (schedule,), Heading("MSI", "MSI"))
     images = job.sample(CEILING_IMAGES)
+    # Scored with a fill that the search has not seen, or a box could fit its fill.
     inner = BandProbe(_asked(job, fill), (column,), key="ceiling", images=images)
     fills = tuple(one for one in SEARCHED_FILLS if one != fill)
     return CeilingProbe(inner, fills, images=images)

@@ -70,6 +70,7 @@ class RunResults:
             methods = [safe_name(name) for name in read.methods]
             rows = StoredRows(folder, {n: folder / n / "scores.parquet" for n in methods})
             for name in methods:
+                # A folder that was copied in part must not give means of some rows.
                 if rows.count(name) != read.n:
                     raise ValueError(f"{rows.count(name)} of {read.n} rows of {name}")
             config = RunConfig(**check_values(known["config"]))
@@ -80,6 +81,7 @@ class RunResults:
             if "standing" in summary:
                 standing = typed(Standing, summary["standing"])
             summaries = {name: _read_estimates(summary[name]) for name in methods}
+            # Pixels, maps and answers of some images; all others stay on disk.
             shown = read_shown(folder, config, methods, rows)
         except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(
@@ -352,6 +354,7 @@ class RunResults:
         names = self.names_of(rows)
         wanted = {*names}
         found: dict[str, dict[str, Tensor]] = {}  # by image and source
+        # There is no index of names: the maps of each unit say which images they are of.
         for unit in sorted(store.done(place=MAPS)):
             kept = store.read_maps(unit)
             if not wanted & {*kept.names}:

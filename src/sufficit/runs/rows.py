@@ -59,6 +59,7 @@ class SourceWriter:
         self._map = None
         if heatmaps:
             self._map = closing.enter_context(heatmap_writer(place / "heatmaps.npz"))
+        # Sums, not values: memory must not grow with the images.
         self._sums: dict[str, Floats] = {}  # of a curve's kind: sum and count at each point
 
     def add(
@@ -162,6 +163,7 @@ def table_writer(path: Path, group: int) -> Iterator[Callable[["pyarrow.Table"],
         nonlocal writer, size
         with _named(path):
             table = pyarrow.concat_tables(waiting)
+            # The schema is known with the first rows.
             writer = writer or closing.enter_context(parquet.ParquetWriter(part, table.schema))
             writer.write_table(table)
             waiting.clear()
@@ -283,6 +285,7 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
         file = self._files[source]
         try:
             with (
+                # Rows of a run without a folder are in memory.
                 BytesIO(file) if isinstance(file, bytes) else file.open("rb") as opened,
                 parquet.ParquetFile(opened) as rows,
             ):

@@ -56,6 +56,7 @@ def write_shown(
     some = islice((one for one in job.order.tolist() if one in row_of), 2 * MOST_SHOWN)
     chosen = choice.chosen(some)
     rows = [row_of[number] for number in chosen]
+    # Read again: a run does not keep pixels, as it does not know which images it will show.
     batch, _ = job.reader.entries([job.entries[number] for number in chosen])
     if batch is None or batch.numbers != tuple(chosen):
         return {}  # an image has gone since it was scored
@@ -74,6 +75,7 @@ def write_shown(
     tensors |= {f"shares/{n}": m.shares for n, m in kept.maps.items() if m.shares is not None}
     for source, parts in answers.items():
         tensors |= {f"answers/{source}/{part}": values for part, values in parts.items()}
+    # The images may be gone or changed when the report is made again.
     tensors["pixels"] = pack(batch.images.cpu())
     facts = {
         "rows": rows,
@@ -206,6 +208,7 @@ def maps_in_full(kept: Rows, seed: int) -> dict[str, Maps]:
     found = {name: one.in_full(size) for name, one in kept.maps.items()}
     blank = torch.empty(len(kept.numbers), *kept.shape)
     for control in CONTROLS:
+        # Noise depends on the number of an image, the other controls on its size alone.
         is_noise = control == "random"
         drawn = noise(size, seed, kept.numbers) if is_noise else EXPLAINERS[control].draw(blank)
         found[control] = Maps(drawn, final=True)

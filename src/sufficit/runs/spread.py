@@ -45,6 +45,7 @@ def score_missing(
     title: str = "images x methods",
 ) -> None:
     """Score every unit that has no file yet."""
+    # Intersected: with `within` the folder may hold units of a later look.
     done = store.done() & {*units}
     missing = Missing(job.units, [number for number in units if number not in done])
     if not missing:
@@ -53,6 +54,7 @@ def score_missing(
     total = job.units.images_in(units) * width
     before = job.units.images_in(done) * width
     with bar(title, progress) as tick, store.writer() as write:
+        # A job without forward passes on masked images moves the bar by units alone.
         shown = UnitProgress(tick, before, total, max(1, job.calls))
         with counted(shown.passed if tick else None):
             for rows in compute(job, store, score, missing):

@@ -86,6 +86,7 @@ class Store:
 
     def done(self, kind: str = UNIT, place: str = UNITS) -> set[int]:
         """Return the numbers of the units that have a file."""
+        # A file that is being written has another name: whatever matches is whole.
         names = re.compile(rf"{kind}-(\d+)\.safetensors")
         found = map(names.fullmatch, names_in(self.folder / place))
         return {int(one[1]) for one in found if one}
@@ -101,6 +102,7 @@ class Store:
     @contextmanager
     def writer(self) -> Iterator[Callable[[Rows], None]]:
         """Provide a function that writes rows while the next ones are computed."""
+        # Writing may take as long as scoring a small model: do both at once.
         waiting: list[Future[None]] = []
         with ThreadPoolExecutor(1) as pool:
 
@@ -169,6 +171,7 @@ class Store:
 
     def write_maps(self, rows: Rows, kind: str = UNIT) -> None:
         """Write the maps at the size they were drawn. Controls are drawn again when needed."""
+        # They are drawn in no time, and would double the size of a small run.
         drawn = {name: one for name, one in rows.maps.items() if name not in CONTROLS}
         tensors = {}
         for name, one in drawn.items():
@@ -287,6 +290,7 @@ class Store:
         """Return how far the run is, from its files alone."""
         path = self.folder / UNITS / KEY
         if (self.folder / "run.json").exists() and not path.exists():
+            # The units of a finished run are deleted: its record has the number of images.
             images = read_json(self.folder / "run.json", MOST_RECORD).get("n")
             if not isinstance(images, int):  # a training, which has no units
                 raise UserError(
@@ -339,6 +343,7 @@ class Store:
             store = replace(self, run=_digest(whole, entries))
             save_json(path, {**whole, RUN: store.run})
             return store
+        # There are units: resume only what would compute the same numbers.
         known = read_json(path)
         if known.get("format") != FORMAT:
             raise UserError(
@@ -380,6 +385,7 @@ class Store:
             record = read_json(self.folder / "run.json", MOST_RECORD)
         except UserError:  # there is none, or none that can be read
             return None
+        # A record of other settings has another digest.
         run = record.get(RUN) if isinstance(record, dict) else None
         path = self.folder / UNITS / KEY
         if path.exists() and not self.is_empty and read_json(path).get(RUN) != run:

@@ -131,6 +131,7 @@ def write_results(
     """
     store.clear_earlier()
     out = store.folder
+    # First pass: what all images choose together. Second pass: everything else.
     shares = _rank_shares(job, store, units)
     totals = _totals(job, store, units, shares)
     headings = headings_of(job)
@@ -144,9 +145,11 @@ def write_results(
             summaries[name][OWN_BEST] = best
     ranked = _ranked(job, totals)
     standing = ranked[0].standing if ranked else None
+    # Best first by MSI, as tables have it; without MSI in the order they were given.
     order = [*(standing.ranking if standing else job.ranked)]
     order += [source.name for source in job.sources if source.name not in order]
     write_toml(out / "RUN.toml", job.config)
+    # The report shows the images that MSI chooses, in one size.
     shown: dict[str, str] = {}
     if standing is not None and len(totals.shapes) == 1:
         shown = write_shown(job, store, totals.choice, totals.numbers, totals.units)
@@ -169,9 +172,11 @@ def write_results(
         within=None if job.config.within is None else _within_outcome(job, units, summaries),
         search=search,
     )
+    # Read before run.json is there: only what can be read counts as finished.
     known = record.as_json(job)
     results = RunResults.read(out, known)
     save_json(out / "run.json", known)
+    # The folder is deleted when `run` returns.
     if temporary:
         return replace(results, rows=results.rows.in_memory())
     store.remove_units()
@@ -203,6 +208,7 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
     """Write the rows of every source, and add up all that the units hold."""
     totals = Totals()
     headings = headings_of(job)
+    # Answers are stored only where all masks are asked; without them each read is shorter.
     keeps = job.first_probe is not None and job.first_probe.keeps_answers
     # The passes of probes that look at some of the images are no part of an image's row.
     sampled = {CALLS + probe.key for probe in job.probes if probe.images is not None}
@@ -212,6 +218,7 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
                 _add_notes(totals, rows, store, closing)
             if not group.names:
                 continue
+            # Halves are needed only where msi_rank chooses a share on one and reads the other.
             split = any(own.shares for own in shares.values())
             halves = halves_of(group.names if split else (), job.config.seed)
             visible = {
@@ -225,6 +232,7 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
                 _add_candidates(totals, job, source, group)
             _add_conditions(totals, job, group, visible)
             if "msi" in headings:
+                # Controls have no part in the choice: the best images are those of the methods.
                 ranked = {name: visible[name]["msi"] for name in job.ranked}
                 totals.choice.add(group.numbers, ranked)
             totals.numbers += group.numbers
@@ -383,6 +391,7 @@ def _add_worst(
     for end, columns in groups_of(models_of(job)).items() if "msi" in headings else ():
         headings[f"msi_worst{end}"] = HEADINGS[f"msi_worst{end}"]
         for name, own in summaries.items():
+            # The worst on average, not per image: the minimum of noisy values would be too low.
             lowest = worst_of(columns, {column: own[column].mean for column in columns})
             own[f"msi_worst{end}"] = own[lowest]
             found.setdefault(f"msi_worst{end}", {})[name] = lowest
@@ -416,6 +425,7 @@ def _write_pairs(job: Job, store: Store, ranked: Sequence[RankedCondition]) -> N
 
     frames = [one.standing.frame().assign(**asdict(one.standing.chance)) for one in ranked]
     for frame, one in zip(frames, ranked, strict=True):
+        # `frame` does not say of which condition it is: the column does, msi_blur for blur.
         frame.insert(0, "column", one.standing.column)
     with writing(store.folder / "pairs.csv") as part:
         part.write_text(as_csv(pandas.concat(frames)), encoding="utf-8")

@@ -58,6 +58,7 @@ class Rows:
                     self.answers.setdefault(source, {})[part] = values.cpu()
                 elif values.ndim == 2:  # a curve: its mean over images is wanted
                     drawn = values.double().cpu()
+                    # Sums can be added over units; a value that was not asked is NaN.
                     total = drawn.nansum(0)
                     count = (~drawn.isnan()).sum(0).double()
                     self.curves.setdefault(source, {})[name] = torch.stack([total, count])
