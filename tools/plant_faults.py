@@ -59,6 +59,7 @@ FITTED = "tests/test_fitted.py"
 CONDITIONS = "tests/runs/test_conditions.py"
 CEILING = "tests/runs/test_ceiling.py"
 STORE = "tests/runs/test_store.py"
+LIFE = "tests/runs/test_life.py"
 ENGINE = "tests/runs/test_engine.py"
 
 FAULTS: tuple[Fault, ...] = (
@@ -385,7 +386,7 @@ FAULTS: tuple[Fault, ...] = (
         "runs/spread.py",
         "[number for number in units if number not in done]",
         "[number for number in units if number not in done][bool(done) :]",
-        f"{STORE} -k interrupted",
+        f"{LIFE} -k interrupted",
     ),
     Fault(
         "last-unit-lost",

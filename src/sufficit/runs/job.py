@@ -132,7 +132,7 @@ class Job:
         guarded: list[Any] = [
             GuardedProbe(one, self.classifier, self.config.seed) for one in self.extra
         ]
-        # A probe of the user's may raise anything: a guard turns that into one clear error.
+        # A user's probe must leave the model as it was and draw by seed: a guard sees to both.
         found = [*probes_of(self), *guarded]
         check_column_names(found, self.derived)
         if self.held is None:
