@@ -20,7 +20,7 @@ from sufficit.report import interpretation as words
 from sufficit.report.answer import badges, verdict
 from sufficit.report.content import Content
 from sufficit.report.readings import readings
-from sufficit.report.tables import gaps, groups_words
+from sufficit.report.tables import correction_words, gaps, groups_words
 from sufficit.report.viewer_data import (
     NOT_DRAWN,
     SIDES,
@@ -71,6 +71,7 @@ def render(content: Content) -> str:
         verdict=verdict(content),
         badges=badges(content),
         groups_words=groups_words(content),
+        correction_words=correction_words(standing),
         zero_line=content.zero_line,
         gaps=gaps(content),
         notes=[*words.sentences(content), *content.made],

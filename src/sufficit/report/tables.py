@@ -11,7 +11,7 @@ from sufficit.outside import html_table, literal
 from sufficit.report.answer import verdict
 from sufficit.report.content import Content
 from sufficit.report.interpretation import cautions, notes, own_alphas
-from sufficit.statistics import Estimate
+from sufficit.statistics import Estimate, Standing
 
 # Marks of methods in the table; `short_legend` explains those that are there.
 BEST = "*"
@@ -201,17 +201,33 @@ def groups_words(content: Content) -> str:
     )
 
 
+def correction_words(standing: Standing) -> str:
+    """Return for how many pairs the tests are corrected.
+
+    >>> from sufficit.statistics import compare_values
+    >>> correction_words(compare_values({"a": [0.5, 0.7], "b": [0.1, 0.4], "c": [0.1, 0.3]}))
+    'Holm correction for the 3 pairs of methods'
+    """
+    methods = len(standing.ranking)
+    pairs = methods * (methods - 1) // 2
+    families = []
+    if pairs:
+        families.append(f"the {pairs} pair{'s' * (pairs > 1)} of methods")
+    if standing.controls:
+        families.append(f"each control's {methods} pair{'s' * (methods > 1)}")
+    return f"Holm correction for {' and for '.join(families)}"
+
+
 def legend(content: Content) -> list[str]:
     """Return what the marks mean, what the groups are, and how the intervals were computed."""
     standing = content.standing
     found = [short_legend(content), groups_words(content)]
     interval = " ".join(["Interval: Student's t, corrected for skewness.", *gaps(content)])
     if standing.pairs:
-        pairs = len(standing.pairs)
         exact = all(pair.exact for pair in standing.pairs)
         drawn = "exact" if exact else f"{standing.chance.draws:,} draws"
         found.append(
             f"Paired tests (n = {standing.n}): sign flips ({drawn}) and the interval, level"
-            f" {standing.chance.level:g}, Holm correction for {pairs} pair{'s' * (pairs > 1)}."
+            f" {standing.chance.level:g}, {correction_words(standing)}."
         )
     return [*filter(None, found), interval]
