@@ -240,6 +240,7 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
     """Draw lines of equal MSI, which is base score minus mask penalty, labelled at their ends."""
     left, right = axis.get_xlim()
     low, high = axis.get_ylim()
+    # Lines start at the axis, also where all points are far from it.
     left = min(left, 0)
     for tenth in range(-20, 11, 2):
         msi = tenth / 10
@@ -288,10 +289,12 @@ def _name_points(
     figure = axis.get_figure(root=True)
     assert figure is not None
     width, height = (float(inches) * 72 * 0.77 for inches in figure.get_size_inches())  # the axes'
+    # Points of the page, from the lower left corner of the axes.
     at = {
         name: ((x - left) / (right - left) * width, (y - low) / (high - low) * height)
         for name, (x, y) in points.items()
     }
+    # Places that names must not cover: first of all the points.
     taken = [(x - 5, x + 5, y - look.font / 3) for x, y in at.values()]
     for name, (x, y) in sorted(at.items(), key=lambda item: -item[1][1]):
         length = 0.55 * look.font * len(name)
@@ -332,6 +335,7 @@ def _styles(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str,
 
 
 def _across(curve: str) -> str:
+    """Return the label of the axis along a curve."""
     return "share of pixels" if curve.endswith("percent") else ALPHA
 
 

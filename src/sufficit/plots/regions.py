@@ -72,6 +72,7 @@ def outlined(photo: Tensor, inside: Tensor) -> Tensor:
     light = torch.where(inside, 1.0, DIMMED)
     width = max(2, round(min(photo.shape[1:]) * LINE))
     core = _edge(inside, width)
+    # A dark line around the white one: visible on any background.
     halo = _edge(inside, 2 * width)
     drawn = photo * light
     drawn = torch.lerp(drawn, torch.zeros_like(drawn), 0.55 * halo)

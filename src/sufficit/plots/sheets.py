@@ -45,6 +45,7 @@ def blend(image: Tensor, heatmap: Tensor) -> Tensor:
     grey = image.detach().cpu().float().mean(0, keepdim=True).expand(3, -1, -1).permute(1, 2, 0)
     values = heatmap.detach().cpu().float()
     coloured = torch.from_numpy(np.asarray(colormaps["inferno"](values.numpy())[..., :3])).float()
+    # Where the map is 0 the image shows; a full colour would hide what it marks.
     weight = 0.7 * values[..., None]
     return (grey * (1 - weight) + coloured * weight).clamp(0, 1)
 
@@ -145,6 +146,7 @@ def sheet_figure(
 
 
 def _show(axis: "Axes", image: Tensor) -> None:
+    """Draw an image into a cell of the sheet."""
     shown = image.detach().cpu().float()
     colours = shown if len(shown) == 3 else shown.mean(0, keepdim=True)
     axis.imshow(colours.permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)  # grey if not RGB

@@ -64,6 +64,7 @@ def figure_class() -> "type[Figure]":
 
 def axes_for(panels: int, look: Look = USUAL) -> tuple["Figure", list["Axes"]]:
     """Return an empty figure and its panels, up to three in a row or as many as fit the width."""
+    # A panel of a paper is readable from about 1.65 inches.
     fits = 3 if look.width is None else max(1, min(4, round(look.width / 1.65)))
     columns = min(fits, max(1, panels))
     rows = max(1, -(-panels // columns))
@@ -130,6 +131,7 @@ def save(figure: "Figure", path: Path, *, dpi: float = 150, tight: bool = True) 
 
 
 def _bytes(figure: "Figure", kind: str, letters: str, **options: Any) -> bytes:
+    """Return a figure as the content of a file, with names of users as they are."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
@@ -160,6 +162,7 @@ def svg(figure: "Figure", name: str, label: str) -> str:
     text = text[text.index(">", size.end()) + 1 :]
     text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text, flags=re.S)
     text = re.sub(r'<g id="named:([^"]*)">', r'<g class="named"><title>\1</title>', text)
+    # Matplotlib numbers everything: ids that nothing refers to only make the page larger.
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
 
     def page_colour(found: re.Match[str]) -> str:

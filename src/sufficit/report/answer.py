@@ -119,7 +119,9 @@ def _outcome(standing: Standing) -> Outcome:
     ]
     if not beating:
         return Outcome(standing, (), (), lacking)
+    # The best mean of those that beat every control, which need not be the best of all.
     first = beating[0]
+    # Those it is not significantly better than.
     level = [m for m in standing.ranking if m != first and not standing.beats(first, m)]
     # "Not different" is not transitive: of those level with the first, some may beat others.
     tied = [m for m in level if m in beating and not any(standing.beats(o, m) for o in level)]
@@ -129,6 +131,7 @@ def _outcome(standing: Standing) -> Outcome:
 
 def _of_groups(content: Content, outcomes: Sequence[Outcome]) -> tuple[str, str, str]:
     """Return the three lines of one group or two; a group with a winner makes the answer."""
+    # A group without a winner adds to how sure the answer is, not to the answer.
     decided = [one for one in outcomes if one.winners] or [*outcomes]
     others = [one for one in outcomes if one not in decided]
     named = len(outcomes) > 1
@@ -177,6 +180,7 @@ def badges(content: Content) -> dict[str, str]:
 
 
 def _answer(content: Content, outcome: Outcome) -> str:
+    """Return who is best, in a sentence."""
     standing = outcome.standing
     top = outcome.top
     count = len(standing.ranking)
@@ -244,6 +248,7 @@ def _unbeaten(outcome: Outcome) -> str:
 
 
 def _tie(content: Content, outcome: Outcome) -> str:
+    """Return the methods that share the first place."""
     standing = outcome.standing
     winners = outcome.winners
     means = joined([f"{standing.means[one]:.2f}" for one in winners])
@@ -277,6 +282,7 @@ def _turned(content: Content, outcome: Outcome) -> tuple[RankedCondition, Standi
 
 
 def _sure(content: Content, outcome: Outcome) -> str:
+    """Return how sure the answer is."""
     standing = outcome.standing
     top = outcome.top
     images = _images(standing.n)
@@ -330,6 +336,7 @@ def _beyond_the_fit(outcome: Outcome) -> str:
 
 
 def _how_far_below(content: Content, outcome: Outcome) -> str:
+    """Return how the best method stands to the control that it does not beat."""
     standing = outcome.standing
     top = outcome.top
     control = _unbeaten(outcome)
@@ -416,11 +423,13 @@ def _images_needed(pair: Pair | None) -> int | None:
     """Return how many images show a pair's difference in four of five cases; None for too many."""
     if pair is None or math.isnan(pair.low) or pair.difference == 0:
         return None
+    # From the interval: 1.96 standard errors to each side.
     deviation = (pair.high - pair.low) / (2 * 1.96) * math.sqrt(pair.n)
     needed = POWER * (deviation / pair.difference) ** 2
     if needed > MOST_TIMES * pair.n:
         return None
     needed = max(needed, 2 * pair.n)
+    # Rounded up to one digit and a half: it is an estimate.
     step = 10 ** (len(str(int(needed))) - 1) // 2 or 1
     return math.ceil(needed / step) * step
 

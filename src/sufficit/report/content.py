@@ -109,6 +109,7 @@ class Content:
         """
         drawn = [name for name in standing.ranking if name not in self.fit_fills]
         fitted = [name for name in standing.ranking if name in self.fit_fills]
+        # The fitted blob is no control of methods as they are drawn: it has asked the model.
         plain = [name for name in standing.controls if name not in self.fit_fills]
         found = []
         if drawn:

@@ -43,6 +43,7 @@ def render(content: Content) -> str:
     main = (standing.column, *MAIN)
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
     order = dict.fromkeys((*main, *HEADINGS, *content.headings, *known))
+    # Classes of the page, in the order of the charts' colours.
     colours = {m: f"m{k % len(plots.LINES)}" for k, m in enumerate(standing.ranking)}
     # The axis of the answer's chart reaches from the lowest end of an interval to the highest, and
     # always has the zero line on it.
@@ -56,6 +57,7 @@ def render(content: Content) -> str:
     alphas = ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
     fill = content.shown.fill if isinstance(content.shown.fill, str) else "custom"
     remark = NOT_DRAWN.get(fill, "")
+    # The viewer masks small pictures, which load fast; scores used whole ones.
     if max(content.shown.images.shape[-2:]) > SIDES[0]:
         smaller = " Masks are drawn from smaller heatmaps here; the scores used the full size."
         remark = smaller + remark
@@ -98,6 +100,7 @@ def charts_of(content: Content) -> list[dict[str, Any]]:
     quiet = [method for method in content.methods if method not in order]
     scores = {method: content.scores[method] for method in (*order, *quiet)}
     found = []
+    # A run may have scored other columns alone.
     needed = {"base_score", "mask_penalty"}
     sizes = {m: content.summaries[m] for m in scores if needed <= set(content.summaries[m])}
     if any(not math.isnan(s["base_score"].mean) for s in sizes.values()):
@@ -234,7 +237,9 @@ def environment(package: str = HOME) -> Environment:
 
 def look_and_feel(package: str = HOME) -> dict[str, Markup | str]:
     """Return the styles, the script after the viewer's, and the script's digest for the policy."""
+    # The viewer is shared; page.js is that of the report or of the live page.
     inner = asset("viewer.js") + "\n" + asset("page.js", package)
+    # One script with one digest: the policy of the page allows no other.
     script = f'"use strict";\n(() => {{\n{inner}}})();\n'
     return {
         "style": Markup(asset("page.css")),

@@ -97,6 +97,7 @@ def leak_words(ratio: Estimate) -> str:
 
 
 def _leak_details(content: Content, methods: Sequence[str]) -> tuple[str, ...]:
+    """Return what was measured of the leakage of some methods."""
     found = {method: leak_warning(content.summaries[method]) for method in methods}
     return tuple(f"{method}: {sentence}." for method, sentence in found.items() if sentence)
 
@@ -152,10 +153,12 @@ def _other_rankings(content: Content) -> Iterator[Caution]:
 
 
 def _start(condition: RankedCondition) -> str:
+    """Return the words of a condition as the start of a sentence."""
     return f"{condition.words[0].upper()}{condition.words[1:]}"
 
 
 def _few(content: Content) -> Iterator[Caution]:
+    """Yield how little few images show."""
     n = content.n
     details = few_images(n)
     if details is not None:
@@ -278,12 +281,14 @@ def control_sentences(content: Content) -> Iterator[str]:
 
 
 def _group_name(content: Content, standing: Standing) -> str:
+    """Return what the methods of a group are called in a sentence."""
     if len(content.groups) == 1:
         return "All methods"
     return "All fitted methods" if standing.best in content.fit_fills else "All methods as drawn"
 
 
 def _listed(standing: Standing) -> str:
+    """Return the controls of a standing with their means."""
     means = [f"{one} ({standing.means[one]:.3f})" for one in standing.controls]
     return f"the controls {joined(means)}"
 
@@ -320,6 +325,7 @@ def alpha_order(content: Content) -> AlphaOrder | None:
     alphas = curve["alphas"]
     best: dict[str, tuple[float, float]] = {}
     here: dict[str, float] = {}
+    # The grid of the curve may not have the alpha_min of the run.
     nearest = min(range(len(alphas)), key=lambda i: abs(alphas[i] - content.first.alpha_min))
     for method in drawn:
         values = curve["mean_msi"].get(method, [])
@@ -384,6 +390,7 @@ def alpha_note(content: Content) -> str:
 def orders(content: Content) -> Iterator[str]:
     """Yield how far the methods' order agrees between the first condition and each other."""
     conditions = content.conditions
+    # All conditions together: a share of what the run asked.
     whole = sum(one.model_calls for one in conditions)
     for other in conditions[1:]:
         pairs = zip(content.groups, content.groups_of(other.standing), strict=True)
@@ -427,6 +434,7 @@ def _by_rank(content: Content) -> Iterator[str]:
             continue
         if len({*means.values()}) < 2:  # one method, or no order
             continue
+        # Pairs whose order by MSI is the other way by rank.
         turned = [(a, b) for a, b in combinations(means, 2) if means[b] > means[a]]
         if not turned:
             yield (
@@ -444,10 +452,12 @@ def _by_rank(content: Content) -> Iterator[str]:
 
 
 def _has_head(content: Content) -> bool:
+    """Return whether maps were drawn for a random output layer too."""
     return any(HEAD in found for found in content.summaries.values())
 
 
 def _random_head(content: Content) -> str:
+    """Return on how many images maps were drawn for a random output layer."""
     counts = [found[HEAD].n for found in content.summaries.values() if HEAD in found]
     return f"With random weights in the output layer ({max(counts)} images)"
 

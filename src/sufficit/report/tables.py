@@ -113,6 +113,7 @@ def notebook_table(content: Content) -> str:
 
 
 def _as_html(table: Table, said: Sequence[str] = ()) -> str:
+    """Return a table as HTML, with sentences below it."""
     cells = [[str(cell) for cell in one.cells] for one in table.columns]
     heads = [str(one.header) for one in table.columns]
     return html_table(str(table.title or ""), heads, zip(*cells, strict=True), said)
@@ -122,6 +123,7 @@ def _fitting(content: Content, columns: Sequence[str], room: int) -> Iterator[li
     """Yield columns in groups whose heads fit into a row."""
     found: list[str] = []
     for column in columns:
+        # Heads are wider than numbers: they decide how many columns fit.
         if found and sum(len(_head(content, one)) + 1 for one in (*found, column)) > room:
             yield found
             found = []
@@ -130,18 +132,21 @@ def _fitting(content: Content, columns: Sequence[str], room: int) -> Iterator[li
 
 
 def _empty_table(title: str) -> Table:
+    """Return a table with a column for the methods."""
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("method", no_wrap=True)
     return table
 
 
 def _head(content: Content, column: str, found: Estimate | None = None) -> str:
+    """Return the head of a column, with an arrow to where it is better."""
     better = None if found is None else found.higher_is_better
     arrow = {True: " \u2191", False: " \u2193", None: "  "}[better]
     return f"{content.heading(column).short}{arrow}"
 
 
 def _cell(found: Estimate | None) -> str:
+    """Return a mean as text."""
     return "-" if found is None or math.isnan(found.mean) else f"{found.mean:.3f}"
 
 

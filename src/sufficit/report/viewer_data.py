@@ -57,6 +57,7 @@ def encode_heatmaps(
         coded = steps(_reduced(maps[:, None], side)[:, 0], grid).numpy()
         return [_picture(Image.fromarray(code), "png", optimize=True) for code in coded]
 
+    # All methods together, so that they have one size.
     found = _fitting(encode, sides, MAP_ROOM)
     n = len(found) // len(heatmaps)
     return {method: found[i * n : (i + 1) * n] for i, method in enumerate(heatmaps)}
@@ -123,24 +124,28 @@ def _fitting(make: Callable[[int], list[str]], tries: Sequence[int], room: int) 
 
 
 def _webp(images: Tensor, **options: int | bool) -> list[str]:
+    """Return data addresses of images as WebP: [N,C,H,W] -> N."""
     return [_picture(Image.fromarray(pixels), "webp", **options) for pixels in _rgb(images)]
 
 
 def _rgb(images: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return 8-bit colours, grey unless there are three channels: [N,C,H,W] -> [N,H,W,3]."""
     found = images.detach().cpu().float()
+    # Grey where channels are no colours.
     found = found if found.shape[1] == 3 else found.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     pixels = found.clamp(0, 1).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1)
     return np.ascontiguousarray(pixels.numpy())
 
 
 def _picture(image: Image.Image, kind: str, **options: int | bool) -> str:
+    """Return an image as a data address."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return _address(file.getvalue(), f"image/{kind}")
 
 
 def _address(content: bytes, kind: str) -> str:
+    """Return bytes as a data address."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
@@ -178,6 +183,7 @@ def viewer_data(content: Content) -> dict[str, Any]:
         encode = partial(encode_orders, shown.heatmaps[method])
         orders = _fitting(encode, SIDES, ORDER_ROOM)
         for own, certificate, order in zip(regions, certificates, orders, strict=True):
+            # By place, as the viewer counts methods.
             own[methods.index(method)] = region_data(certificate, order)
     targets = content.first.targets.tolist()
     images = [
@@ -247,6 +253,7 @@ def size_data(size: Size, fills: Sequence[str]) -> list[Any]:
 
 def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None]]:
     """Return for each image the share of its pixels above each alpha: [N,H,W] -> N."""
+    # Runs of ranks between two cuts: their sizes are the pixels between two alphas.
     counts = bands.runs(heatmaps.cpu(), [bands.show(a) for a in grid]).diff(dim=2)[:, :, 0]
     return [rounded(share) for share in counts / heatmaps[0].numel()]
 
@@ -262,6 +269,7 @@ def answers_along(
     n = len(predictions.targets)
     points = len(grid)
     found: list[dict[str, Any]] = [{} for _ in range(n)]
+    # Hide(a) is what is between alpha_min and a.
     hide: Callable[[float], bands.Band] = partial(bands.hide, alpha_min)
     for name, make in zip(VIEWS, (bands.show, hide, bands.rest), strict=True):
         every = [make(alpha) for alpha in grid]

@@ -41,6 +41,7 @@ def groups(store: Store, units: range, *, answers: bool = False) -> Iterator[Gro
 
 
 def _joined(parts: Sequence[Rows]) -> Group:
+    """Return the rows of some units as one group."""
     some = [rows for rows in parts if len(rows)]
     sources = dict.fromkeys(source for rows in some for source in rows.values)
     return Group(

@@ -336,7 +336,7 @@ def make_job(
     """Return the job of a config; raise before any image is scored for what is wrong with it.
 
     A classifier, images, sources, a size of units, a twin or a truth replace those that the config
-    names.
+    names: Python may have them in memory. A config cannot name metrics and probes.
     """
     if unit is not None:
         config = replace(config, unit_size=unit)

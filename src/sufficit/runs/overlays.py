@@ -95,6 +95,7 @@ def explain_run(
     after its end, it draws nothing.
     """
     earlier: list[str] = []  # the methods of a run of explain that is in the folder
+    # Before the folder is cleared: what this command may overwrite.
     with suppress(UserError, KeyError, TypeError):
         earlier = list(read_json(out / "run.json")["methods"])
     compute = spread or in_this_process
@@ -155,6 +156,7 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
             if source in uncut:
                 enough = zip(rows.names, columns["fit_enough"].tolist(), strict=True)
                 uncut[source] += [name for name, is_enough in enough if not is_enough]
+    # Nothing to resume: whoever repairs the files starts again.
     if not targets:
         store.clear_units()
     check_any(len(targets), len(skipped), skipped)

@@ -130,6 +130,7 @@ def _alpha_curve(job: "Job", model: AskedModel, after: list[Probe]) -> list[Prob
 
 
 def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
+    """Return the probe of leakage, with the images it holds."""
     labels = torch.from_numpy(job.entries.labels())
     pool = draw_pool(labels, POOL, job.config.seed)
     return LeakProbe(
@@ -156,11 +157,13 @@ def _ceiling(job: "Job") -> CeilingProbe:
 
 
 def _asked(job: "Job", fill: str) -> MaskedModel:
+    """Return the model with a fill."""
     model = job.classifier
     return MaskedModel(model, fill, job.config.batch_size, job.copies.get(model))
 
 
 def _msi() -> Metric:
+    """Return the formula of MSI, which needs the model."""
     found = METRICS[MSI]
     assert isinstance(found, Metric)
     return found

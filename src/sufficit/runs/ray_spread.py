@@ -77,6 +77,7 @@ class RayWorkers:
             score, job, device=self.cluster.device, threads=threads, sample=_sample(units)
         )
         self.shipment = ray.put(shipment)
+        # Now: a cluster may have grown since the last spread.
         self.count = self.cluster.wanted()
         self.warning = time.monotonic() + PATIENCE
         tries = Tries(units, job, store)
@@ -215,6 +216,7 @@ class Tries:
         self.left -= 1
         self.store.write_failure(unit.number, unit.names, reason)
         _warn(f"{called} failed: {reason}")
+        # Whatever fails in each of the first units fails in all.
         if len(self._failed) == TRIES and self.left == self.total - TRIES:
             self.left = 0  # none had rows: the others would fail as well
 

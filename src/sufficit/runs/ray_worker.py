@@ -39,6 +39,7 @@ class Problem:
 
 
 def _versions() -> dict[str, str]:
+    """Return the versions that must be the same on all machines."""
     return {name: version(name) for name in ("sufficit", "torch")}
 
 
@@ -78,6 +79,7 @@ class UnitWorker:
                     f"{host} has {name} {found}, the driver {given.versions[name]}: install the"
                     " same version"
                 )
+        # Relative paths of the user's mean the same; the folder may not be there.
         with suppress(OSError):
             os.chdir(given.folder)
         torch.set_num_threads(given.threads)
@@ -106,6 +108,7 @@ class UnitWorker:
         return f"process {os.getpid()} on {host}, log {log}"
 
     def _compute(self, unit: Unit) -> Rows:
+        # No unit is read ahead: which one comes next is the driver's choice.
         rows = self.score(unit, None)
         # The driver may have no GPU.
         rows.maps = {name: one.to("cpu") for name, one in rows.maps.items()}

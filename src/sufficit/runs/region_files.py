@@ -69,6 +69,7 @@ def write_certificates(path: Path, job: Job, store: Store, units: range) -> None
 
 
 def _certificate_rows(job: Job, store: Store, units: range) -> Iterator[dict[str, Any]]:
+    """Yield a row of the table per image and fitted source."""
     for unit in units:
         rows = store.read(unit)
         kept = store.read_maps(unit)
@@ -103,6 +104,7 @@ def photograph(source: SourceImage, view: View | None, image: Tensor) -> Tensor:
         return image
     h, w = view.crop
     try:
+        # How many times the model's input fits into the photograph.
         own = min(upright_size(BytesIO(source.content()))) // (view.resize or min(h, w))
         factor = max(-(-LEAST // min(h, w)), min(own, MOST // max(h, w)))
         resize = None if view.resize is None else factor * view.resize

@@ -217,6 +217,7 @@ class RunResults:
         close_logger(logger)
 
     def _repr_html_(self) -> str:
+        """Return the tables as a notebook shows them."""
         from sufficit.report.tables import notebook_table
 
         if self.standing is None or self.shown is None:

@@ -280,6 +280,7 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
 
     @contextmanager
     def _open(self, source: str) -> Iterator["parquet.ParquetFile"]:
+        """Open the rows of a source; raise where the file is broken or gone."""
         from pyarrow import ArrowException, parquet
 
         file = self._files[source]

@@ -44,7 +44,11 @@ def score_missing(
     *,
     title: str = "images x methods",
 ) -> None:
-    """Score every unit that has no file yet."""
+    """Score every unit that has no file yet.
+
+    The parameters are what differs between a run and the first run of a search, which come here in
+    turn: the job with its store, units and title, and who computes with which progress.
+    """
     # Intersected: with `within` the folder may hold units of a later look.
     done = store.done() & {*units}
     missing = Missing(job.units, [number for number in units if number not in done])

@@ -227,6 +227,7 @@ class Store:
     # Files
 
     def _save(self, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Write a file with the digest of the run."""
         make_folder(path.parent)
         save_tensors(path, tensors, {RUN: self.run, **plain(facts)})
 
@@ -440,6 +441,7 @@ def _below(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _whole_key(key: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key as JSON holds it, with the format of the files."""
     return {**plain(key), "format": FORMAT}
 
 

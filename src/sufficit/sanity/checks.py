@@ -108,9 +108,11 @@ class SanityReport:
         return [self.cascade_of(method)[-1] for method in self.methods]
 
     def _mean(self, found: Likeness) -> Estimate:
+        """Return the mean rank correlation after a step."""
         return estimate(found.rank_correlation, seed=self.seed)
 
     def _sentence(self, last: Likeness) -> str:
+        """Return the finding for a method, by the last step of the cascade."""
         end = self._mean(last)
         verdict = _verdict(end, self.threshold)
         if _too_few(end):
@@ -126,6 +128,7 @@ class SanityReport:
         if verdict == "passes":
             steps = self.cascade_of(last.method)
             means = [float(found.rank_correlation.nanmean()) for found in steps]
+            # The last step at which maps are still alike, counted from 1.
             high = [number for number, mean in enumerate(means, 1) if mean >= self.threshold]
             layer = steps[high[-1] if high else 0].layer
             words += f", and stays below {self.threshold:g} once {layer} is random"
@@ -147,11 +150,13 @@ def _too_few(found: Estimate) -> bool:
 
 
 def _value(found: Estimate) -> str:
+    """Return a mean with its interval, if there is one."""
     spread = f" ({found.low:.2f} .. {found.high:.2f})" if found.low < found.high else ""
     return f"{found.mean:.2f}{spread}"
 
 
 def _missing(found: Estimate) -> str:
+    """Return for how many images there is no rank correlation."""
     return f"{found.n_nan} of {found.n + found.n_nan} images have a constant heatmap"
 
 
@@ -181,6 +186,7 @@ def sanity_check(
     check_classifier(classifier)
     check_images(images)
     known = check_targets(targets, len(images))
+    # The same class for every copy: a random copy would predict another one.
     goals = predictions(classifier, images) if known is None else known
     used = methods_for(methods, classifier)
     size = (images.shape[2], images.shape[3])
@@ -246,6 +252,7 @@ def check_folder(
     methods: Methods = methods_from(config.methods)
     given = sources_from(config.methods)
     orders = [name for name, source in given.items() if isinstance(source, ToFit)]
+    # No controls: only the methods are drawn.
     job = make_job(replace(config, checks=("none",)), classifier=classifier)
     with ignore_image_warnings():
         batch, notes = job.reader.entries([*job.entries])

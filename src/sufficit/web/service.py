@@ -124,6 +124,7 @@ class Service:
             columns=COLUMNS,
             progress=progress,
         )
+        # The viewer of the report reads the same curves.
         curves = viewer_data.answers_along(scores.answers, form.alpha_min, common["grid"])[0]
         values = {name: scores[name].item() for name in COLUMNS}
         return common | {
@@ -212,6 +213,7 @@ class Service:
         return common, probabilities, heatmaps
 
     def _class(self, number: int, probabilities: Tensor) -> Answer:
+        """Return a class as answers hold it."""
         probability = viewer_data.rounded(probabilities[number : number + 1])[0]
         return {"number": number, "name": self.classes[number], "probability": probability}
 
@@ -229,6 +231,7 @@ def open_service(
     bands.grid(value_step)  # raises if the step makes no grid
     if value_step < LEAST_STEP:
         raise UserError(f"value_step must be {LEAST_STEP:g} or more, got {value_step}: raise it")
+    # Which methods and fills work is tried on a grey image.
     grey = torch.full((1, view.channels, *view.crop), 0.5)
     with torch.no_grad():
         n_classes = classifier(grey).shape[1]
@@ -237,6 +240,7 @@ def open_service(
         _heatmaps(classifier, grey, None, own)  # raises if one of them does not work
     others: dict[str, Explainer] = {}
     for word, entry in EXPLAINERS.items():
+        # A page is to answer at once: methods of many passes are offered only if they are named.
         quick = isinstance(entry.passes, int) and entry.passes <= 3
         if quick and word not in own:
             with suppress(UserError):  # it does not work on this model
