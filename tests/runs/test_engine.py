@@ -505,21 +505,23 @@ def test_each_image_is_explained_once_by_each_source(
 
 
 @POOLS
-@pytest.mark.parametrize(("kind", "after"), [("held", 0), ("unit", 0), ("unit", 2)])
 def test_a_resumed_run_explains_only_what_is_missing(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, kind: str, after: int
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int
 ) -> None:
     monkeypatch.setattr(probes_of, "POOL", pool)
-    config, out = every_source(photos), tmp_path / "out"
+    config = every_source(photos)
     whole = run_small(config, tmp_path / "whole", unit=3)
-    interrupted(lambda: run_small(config, out, unit=3), after, kind)
     (leaking,) = (probe for probe in make_job(config, unit=3).probes if probe.key == "leak")
-    donors = set() if kind == HELD else {whole.names[number] for number in leaking.holds}
-    missing = [name for name in whole.names[3 * after :] if name not in donors]
-    counts = Counts(photos, monkeypatch)
-    run_small(config, out, unit=3)
-    counts.check(missing)
-    assert_same_rows(tmp_path / "whole", out, ALL)
+    for kind, after in (("held", 0), ("unit", 0), ("unit", 2)):
+        out = tmp_path / f"{kind}-{after}"
+        with monkeypatch.context() as patch:
+            interrupted(lambda out=out: run_small(config, out, unit=3), after, kind)
+            donors = set() if kind == HELD else {whole.names[number] for number in leaking.holds}
+            missing = [name for name in whole.names[3 * after :] if name not in donors]
+            counts = Counts(photos, patch)
+            run_small(config, out, unit=3)
+            counts.check(missing)
+        assert_same_rows(tmp_path / "whole", out, ALL)
 
 
 # What methods of the user's do to a run

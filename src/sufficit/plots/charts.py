@@ -275,9 +275,14 @@ def _zero_line(axis: "Axes", everything: tuple[float, float], look: Look) -> Non
     start = max(left, low - (base - size))
     middle = (start + min(right, size)) / 2
     axis.annotate(
-        "zero line", (middle, middle + base - size), (-3, 4), textcoords="offset points",
-        ha="right", fontsize=look.font - 3, color=INK,
-    )  # fmt: skip
+        "zero line",
+        (middle, middle + base - size),
+        (-3, 4),
+        textcoords="offset points",
+        ha="right",
+        fontsize=look.font - 3,
+        color=INK,
+    )
 
 
 def _name_points(

@@ -54,7 +54,7 @@ def run(
             search, own_best = search_alpha(job, store.folder, score_unit, compute, progress)
             ranked = [search.mean_msi[name] for name in job.ranked]
             job = replace(job, alpha_min=best_alpha(search.alphas, ranked))
-        # Donors of the leak, say: every unit needs them.
+        # Some probes need images before all others: the leak its donors.
         job = holding(job, store, compute, progress)
         units = 0
         for units in job.looks:  # without --within one look, at all units
@@ -66,10 +66,12 @@ def run(
 
 
 def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
-    """Read, draw, ask: the rows of one unit."""
+    """Read, draw and ask: return the rows of one unit.
+
+    `following` is read meanwhile.
+    """
     rows, batch, heatmaps = drawn_rows(job, unit, following)
-    # No image of this unit can be scored: its file says so, and that it is done.
-    if batch is None:
+    if batch is None:  # no image can be scored: the file of the unit says so, and that it is done
         return rows
     for probe in job.probes:
         places = batch.places(probe.images)

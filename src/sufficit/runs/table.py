@@ -176,8 +176,7 @@ def write_results(
     known = record.as_json(job)
     results = RunResults.read(out, known)
     save_json(out / "run.json", known)
-    # The folder is deleted when `run` returns.
-    if temporary:
+    if temporary:  # the folder is deleted when `run` returns
         return replace(results, rows=results.rows.in_memory())
     store.remove_units()
     return results

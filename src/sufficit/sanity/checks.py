@@ -125,7 +125,7 @@ class SanityReport:
             }[verdict]
             words += f" {_value(end)} with all layers random"
             words += f" ({_missing(end)})" if end.n_nan else ""
-        if verdict == "passes":
+        if verdict == "passes":  # say from which layer on
             steps = self.cascade_of(last.method)
             means = [float(found.rank_correlation.nanmean()) for found in steps]
             # The last step at which maps are still alike, counted from 1.
@@ -282,14 +282,13 @@ def save_sanity(
     from sufficit.report.html import environment, look_and_feel  # slow to import
 
     report = result.report
-    figure = result.report.figure()
     verdicts = report.verdicts()
     sentences = report.sentences()
     n = len(result.names)
     make_folder(folder)
     with writing(folder / "sanity.csv") as path:
         path.write_text(as_csv(report.frame()), encoding="utf-8")
-    plots.save(figure, folder / "sanity.png")
+    plots.save(report.figure(), folder / "sanity.png")
     run = provenance(config, classifier.device, classifier.dtype) | {
         "n": n,
         "images": result.names,
@@ -300,18 +299,27 @@ def save_sanity(
         "sentences": sentences,
         "skipped": result.skipped,
     }
-    failed = [name for name, verdict in verdicts.items() if verdict == "insensitive"]
-    named = f"Insensitive to the weights: {', '.join(failed)}."
+    verdict = "No method is insensitive to the weights."
+    failed = [name for name, found in verdicts.items() if found == "insensitive"]
+    if failed:
+        verdict = f"Insensitive to the weights: {', '.join(failed)}."
     steps = {name: report.cascade_of(name) for name in report.methods}
     device = run["device"]
-    facts = {"Command": run["command"], "Date": run["time"], "Seed": run["seed"]}
-    facts |= {"Targets": run["targets"], "Device": f"{device['type']}, {device['name']}"}
-    facts |= {"Skipped": len(run["skipped"]), "Commit": run["commit"] or ""}
-    page = environment().get_template("sanity.html").render(
+    facts = {
+        "Command": run["command"],
+        "Date": run["time"],
+        "Seed": run["seed"],
+        "Targets": run["targets"],
+        "Device": f"{device['type']}, {device['name']}",
+        "Skipped": len(run["skipped"]),
+        "Commit": run["commit"] or "",
+    }
+    template = environment().get_template("sanity.html")
+    page = template.render(
         model=config["model"],
         data_name=config["data"],
         n=n,
-        verdict=named if failed else "No method is insensitive to the weights.",
+        verdict=verdict,
         layers=[one.layer for one in next(iter(steps.values()))],
         rows=[
             {
@@ -327,7 +335,7 @@ def save_sanity(
         chart=Markup(plots.svg(report.figure(), "sanity", "Similarity over the cascade")),
         facts=[(name, str(value)) for name, value in facts.items() if value != ""],
         **look_and_feel(),
-    )  # fmt: skip
+    )
     with writing(folder / "report.html") as path:
         path.write_text(page, encoding="utf-8")
     save_json(folder / "run.json", run)
