@@ -246,31 +246,25 @@ class RunConfig:
         """Return the config for n images: with numbers of calls and donors where none were given.
 
         `masks` is the number of all masks of an image and source, `least` the smallest number that
-        leaves every column unbiased.
+        leaves every column unbiased. The result depends on numbers alone, not on the machine, so
+        that a run can be resumed elsewhere.
+
+        >>> config = config_from({"model": "m", "data": "d"})
+        >>> images = (4, 8, 500, 50_000)
+        >>> [config.for_images(n, 7, masks=354, least=18).calls for n in images]
+        ['exact', 178, 26, 18]
         """
-        # Filled in once the images are counted; RUN.toml keeps the numbers.
         calls = self.calls
         if calls == "auto":
-            calls = calls_for(n, sources, masks=masks, least=least)
+            # The mean of many images is precise with the fewest masks.
+            wanted = SAMPLED if n < MANY else least
+            wanted = max(wanted, least, BUDGET // (n * max(sources, 1)))
+            calls = "exact" if wanted >= masks else wanted
         donors = self.donors
         if donors is None:
             is_sampled = isinstance(calls, int) and n > FEW
             donors = FEW_DONORS if is_sampled else DONORS
         return replace(self, calls=calls, donors=donors)
-
-
-def calls_for(images: int, sources: int, *, masks: int, least: int) -> int | Literal["exact"]:
-    """Return the masks per image and source of a run, where they are not given.
-
-    They depend on numbers alone, not on the machine, so that a run can be resumed elsewhere.
-
-    >>> [calls_for(n, 7, masks=354, least=18) for n in (4, 8, 500, 50_000)]
-    ['exact', 178, 26, 18]
-    """
-    # The mean of many images is precise with the fewest masks.
-    wanted = SAMPLED if images < MANY else least
-    wanted = max(wanted, least, BUDGET // (images * max(sources, 1)))
-    return "exact" if wanted >= masks else wanted
 
 
 @dataclass(frozen=True)
