@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
@@ -45,6 +46,7 @@ def yardsticks(root: Path) -> dict[str, Any]:
     texts = [path.read_text().splitlines() for path in trees]
     lines = sum(map(len, texts))
     comments = sum(line.lstrip().startswith("#") for text in texts for line in text)
+    commented = sum(map(lines_with_comment, trees))
     return {
         **measured(root),
         "dataclasses and NamedTuples": sum(map(records, trees.values())),
@@ -52,6 +54,7 @@ def yardsticks(root: Path) -> dict[str, Any]:
         f"inner functions with more than {MOST_PARAMETERS} parameters": len(long) - sum(long),
         "packs of arguments, as in how: Any = {...} and f(**how)": sum(map(packs, trees.values())),
         "comment lines, in percent": round(100 * comments / lines, 1) if lines else 0.0,
+        "lines with a comment, in percent": round(100 * commented / lines, 1) if lines else 0.0,
         "lines of src": lines,
         "lines of src by package": by_package(root / PACKAGE),
         "lines of tests": sum(map(length, modules(root / "tests"))),
@@ -69,6 +72,12 @@ def modules(folder: Path) -> list[Path]:
 def length(path: Path) -> int:
     """The lines of a file."""
     return len(path.read_text().splitlines())
+
+
+def lines_with_comment(path: Path) -> int:
+    """The lines of a file that are a comment or end with one."""
+    with path.open("rb") as file:
+        return sum(token.type == tokenize.COMMENT for token in tokenize.tokenize(file.readline))
 
 
 def by_package(folder: Path) -> dict[str, int]:
