@@ -326,8 +326,8 @@ FAULTS: tuple[Fault, ...] = (
         "lax-stretched",
         "heatmaps of LAX are stretched as those of CAMs are",
         "explainers/explanation.py",
-        '"reads": lax.layers, "final": True, "check": check}',
-        '"reads": lax.layers, "final": False, "check": check}',
+        "        final=True,\n        share=",
+        "        final=False,\n        share=",
         "tests/explainers/test_lax.py -k stretched",
     ),
     Fault(
