@@ -159,7 +159,7 @@ def svg(figure: "Figure", name: str, label: str) -> str:
     text = _bytes(figure, "svg", "none", transparent=True).decode()
     size = re.search(r'viewBox="[^"]*"', text)
     assert size is not None
-    text = text[text.index(">", size.end()) + 1 :]
+    text = text[text.index(">", size.end()) + 1 :]  # without <svg ...>, which is written below
     text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text, flags=re.S)
     text = re.sub(r'<g id="named:([^"]*)">', r'<g class="named"><title>\1</title>', text)
     # Matplotlib numbers everything: ids that nothing refers to only make the page larger.
@@ -171,8 +171,10 @@ def svg(figure: "Figure", name: str, label: str) -> str:
     def for_the_page(tag: re.Match[str]) -> str:
         """Return a tag without what the page sets itself, and with few decimals."""
         one = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag[0])
+        # The name of the figure in front of every id: a page has several.
         one = re.sub(r'((?:url\(|href=")#| id=")', rf"\1{name}-", one).replace("xlink:", "")
         one = re.sub(r"#[0-9a-f]{6}", page_colour, one)
+        # The page has one font; a rotation by nothing is what matplotlib writes for every label.
         one = re.sub(r" font-family: [^;\"]*;| transform=\"rotate\(-0 [^\"]*\"", "", one)
         return re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), one)
 

@@ -267,25 +267,32 @@ def answers_along(
     1, 0 and ?; and the predicted class, where it is known and not the target.
     """
     n = len(predictions.targets)
-    points = len(grid)
     found: list[dict[str, Any]] = [{} for _ in range(n)]
-    # Hide(a) is what is between alpha_min and a.
-    hide: Callable[[float], bands.Band] = partial(bands.hide, alpha_min)
-    for name, make in zip(VIEWS, (bands.show, hide, bands.rest), strict=True):
-        every = [make(alpha) for alpha in grid]
-        known = [i for i, band in enumerate(every) if predictions.asked([band])]
-        asked = [every[i] for i in known]
-        confidences, hits = torch.full((2, n, points), torch.nan, dtype=torch.float64)
-        classes = torch.full((n, points), -1)
+    views: dict[str, Callable[[float], bands.Band]] = {
+        "kept": bands.show,
+        "hidden": partial(bands.hide, alpha_min),  # what is between alpha_min and alpha
+        "rest": bands.rest,
+    }
+    for view, band_at in views.items():
+        every = [band_at(alpha) for alpha in grid]
+        # A run of few columns, or of sampled masks, has not asked all of them.
+        known = [place for place, band in enumerate(every) if predictions.asked([band])]
+        asked = [every[place] for place in known]
+        confidences = torch.full((n, len(grid)), torch.nan, dtype=torch.float64)
         confidences[:, known] = predictions.of(asked, "confidence")
+        hits = torch.full((n, len(grid)), torch.nan, dtype=torch.float64)
         hits[:, known] = predictions.of(asked, "accuracy")
+        classes = torch.full((n, len(grid)), -1)  # no class
         classes[:, known] = predictions.classes_of(asked).long()
-        rows = zip(found, confidences, hits.tolist(), classes.tolist(), strict=True)
-        for one, values, right, named in rows:
-            one[name] = rounded(values)
-            one[f"{name}_hits"] = "".join("?" if math.isnan(hit) else f"{hit:.0f}" for hit in right)
-            others = zip(right, named, strict=True)
-            one[f"{name}_said"] = [k if hit == 0 and k >= 0 else None for hit, k in others]
+        for row, one in enumerate(found):
+            right = hits[row].tolist()
+            named = classes[row].tolist()
+            one[view] = rounded(confidences[row])
+            one[f"{view}_hits"] = "".join("?" if math.isnan(hit) else f"{hit:.0f}" for hit in right)
+            one[f"{view}_said"] = [
+                number if hit == 0 and number >= 0 else None
+                for hit, number in zip(right, named, strict=True)
+            ]
     return found
 
 
