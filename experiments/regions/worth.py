@@ -36,13 +36,15 @@ from torch import Tensor, nn
 
 import networks
 from sufficit import Classifier, Lax, evaluate, explain
-from sufficit.metrics import Metric
-from sufficit.perturbation.bands import all_but_top, top
+from sufficit.explainers.explanation import draw_all
+from sufficit.training.level_sets import level_sets
 
 ASKED = ("black", "blur", "mean", "noise")
 MAPS = ("gradcam", "center", "layercam", "random")
 BLACK_AND_BLUR = ("gradcam", "trained", "center")  # maps that are fitted with these two as well
-DONORS = 4
+SEARCHED = ("rise", "extremal-perturbation")
+DONORS = 16
+LIFTS = ("leak_lift", "leak_lift_10", "leak_lift_25", "leak_lift_45")
 COLUMNS = ("msi", "mask_penalty", "pointing")
 NORMALIZED = {"efficientnet_lite0": {"mean": (0.5,) * 3, "std": (0.5,) * 3}}
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -51,6 +53,7 @@ IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 def classifier_of(name: str, weights: Path, device: str) -> Classifier:
     """A network as the package takes it, on a GPU in bfloat16."""
     model: nn.Module = getattr(networks, name)(weights).eval()
+    networks.fold(model)  # a batch norm takes as long as a convolution
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     classifier = Classifier(model, **NORMALIZED.get(name, IMAGENET))
@@ -90,17 +93,6 @@ def truth_of(some: Photographs, side: int) -> Tensor:
     return found
 
 
-def at_size(size: float) -> Metric:
-    """MSI of the top share of a map, as a mask of zeros and ones, but for the empty image."""
-    region, rest = top(size), all_but_top(size)
-
-    def formula(found: Any, _: object) -> Tensor:
-        kept, left = found.of([region, rest], "accuracy").unbind(1)
-        return kept - left / 2 - size
-
-    return Metric(True, lambda _: [region, rest], formula)
-
-
 def order_of(maps: Tensor) -> Tensor:
     """The order of the pixels, 1 for the first and above 0 for the last: [N,H,W]."""
     return 1 - ranks_of(maps).double() / maps[0].numel()
@@ -120,8 +112,8 @@ class Scorer:
         donors = donors_of(len(some)).to(self.images.device)
         self.patches = patches(self.images, self.images[donors])
 
-    def rows(self, maps: Tensor, *, exact: bool) -> pandas.DataFrame:
-        """One row per photograph: MSI under every fill, share, pointing and leak."""
+    def rows(self, maps: Tensor, *, exact: bool, leak: bool) -> pandas.DataFrame:
+        """One row per photograph: MSI under every fill, share, pointing and lifts of the order."""
         n = len(maps)
         score = partial(
             evaluate,
@@ -134,13 +126,17 @@ class Scorer:
             progress=False,
         )
         found = score(
-            fills=ASKED, columns=COLUMNS, truth=self.truth[:n], leak_donors=min(DONORS, n - 1)
+            fills=ASKED,
+            columns=COLUMNS,
+            truth=self.truth[:n],
+            leak_donors=min(DONORS, n - 1) if leak else 0,
         )
         unseen = score(fill=self.patches[:n], columns=["msi"])
         columns = {"msi_black": found["msi"], "msi_patches": unseen["msi"]}
         columns |= {f"msi_{fill}": found[f"msi_{fill}"] for fill in ASKED[1:]}
         columns |= {"share": found["mask_penalty"], "pointing": found["pointing"]}
-        columns |= {name: found[name] for name in ("leak", "leak_chance")}
+        if leak:
+            columns |= {name: found[name] for name in LIFTS}
         arrays = {name: values.numpy() for name, values in columns.items()}
         return pandas.DataFrame({"image": self.names[:n], **arrays})
 
@@ -185,7 +181,9 @@ class Run:
     ) -> pandas.DataFrame:
         """Score maps and keep their rows."""
         begun = time.perf_counter()
-        found = self.scorer.rows(maps, exact="as it is" not in way)
+        # An order has the same lifts however it is cut.
+        leak = way == "fitted" or name in SEARCHED
+        found = self.scorer.rows(maps, exact="as it is" not in way, leak=leak)
         found = found.assign(passes=passes, **more)
         found.insert(0, "way", way)
         found.insert(0, "map", name)
@@ -251,20 +249,13 @@ class Run:
 
     def _common_size(self, method: Any) -> float:
         """The size that is best by black on the photographs marked `choose`."""
-        images, targets = self.choose.images(slice(None)), self.targets["choose"]
-        regions = explain(
-            self.classifier, images, targets, method, fit=True, fills=("black",), progress=False
-        )
-        found = evaluate(
-            self.classifier,
-            images,
-            order_of(regions.heatmaps),
-            targets,
-            columns=[str(size) for size in SIZES],
-            metrics={str(size): at_size(size) for size in SIZES},
-            progress=False,
-        ).mean()
-        return max(SIZES, key=lambda size: found[str(size)])
+        sizes = []
+        for rows in torch.arange(len(self.choose)).split(128):
+            images, targets = self.choose.images(rows), self.targets["choose"][rows]
+            found = draw_all(self.classifier, images, targets, {"it": method}, progress=False)
+            sizes.append(level_sets(self.classifier, images, targets, found["it"].maps))
+        msi = torch.cat([one.msi for one in sizes])
+        return SIZES[int(msi.mean(0).argmax())]
 
     def at_equal_cost(self) -> None:
         """RISE and extremal perturbations with the passes that the fitted Grad-CAM took."""
@@ -297,7 +288,7 @@ def main() -> None:
     words.add_argument("--adapters", type=Path, help="FOLDER/NETWORK is an adapter, if it is there")
     words.add_argument("--maps", default=",".join(MAPS))
     words.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    words.add_argument("--calls", default="26", help="of maps as they are; exact for all")
+    words.add_argument("--calls", default="12", help="of maps as they are; exact for all")
     words.add_argument("--few", type=int, default=200, help="photographs of the costly methods")
     words.add_argument("--limit", type=int, help="photographs of each part, to try it out")
     words.add_argument("--seconds", type=float, default=220, help="no map starts later")
@@ -308,7 +299,9 @@ def main() -> None:
     methods: dict[str, Any] = {first: first}
     adapter = asked.adapters and asked.adapters / asked.network
     if adapter and adapter.is_dir():
-        methods["trained"] = Lax.from_pretrained(adapter)
+        trained = Lax.from_pretrained(adapter)
+        trained.fingerprint = None  # it was trained on these weights, before they were folded
+        methods["trained"] = trained
     methods |= {name: name for name in others}
     run = Run(asked)
     run.everything()

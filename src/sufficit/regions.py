@@ -1,30 +1,36 @@
 """`explain` with a fit: regions that are enough for the model, each with its certificate."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, overload
 
+import torch
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
+from sufficit.data.batch import Batch
 from sufficit.errors import UserError
 from sufficit.evaluation import batch_of
 from sufficit.explainers import Method, explain_all
 from sufficit.explainers.registry import word_of
 from sufficit.progress import counting_bar
 from sufficit.sources import Cut, Fitted, Given, source_of
+from sufficit.sources.asked import Asked, Coming, in_step
 from sufficit.sources.certificate import (
     Around,
     Certificate,
     Said,
     Size,
     certificate_row,
-    certificates,
+    certificates_of,
+    certifying,
 )
 from sufficit.sources.fitted import FILLS as ASKED
 
 if TYPE_CHECKING:
     import pandas
+
+LEAST_IN_HALVES = 32  # images; halves of fewer would leave a GPU idle
 
 __all__ = ["Around", "Certificate", "Regions", "Said", "Size", "explain"]
 
@@ -153,8 +159,31 @@ def explain(
     # What is usual, for an honest forecast; at most there are three times as many.
     with counting_bar("fitting", source.usual_passes * len(images), progress):
         batch = batch_of(classifier, images.to(classifier.device), known)
-        maps = source.maps(classifier, batch)
-        proofs = certificates(classifier, batch, maps, enough=enough, batch_size=batch_size)
+        halves = _halves(batch, source, classifier.device)
+        parts = in_step([_proving(classifier, source, half) for half in halves])
+    heatmaps = torch.cat([part.heatmaps for part in parts])
+    return Regions(heatmaps, [one for part in parts for one in part.certificates])
+
+
+def _halves(batch: Batch, source: Fitted, device: torch.device) -> list[Batch]:
+    """Return a batch in two halves where a GPU can answer one while Python judges the other.
+
+    A method of the user's gets all images at once, as it does without a fit.
+    """
+    is_ours = getattr(source.source, "is_trusted", False)
+    if device.type != "cuda" or not is_ours or len(batch) < LEAST_IN_HALVES:
+        return [batch]
+    middle = len(batch) // 2
+    return [batch.rows(range(middle)), batch.rows(range(middle, len(batch)))]
+
+
+def _proving(
+    classifier: Classifier, source: Fitted, batch: Batch
+) -> Generator[Coming, Asked, Regions]:
+    """Fit the maps of a batch and ask for their certificates."""
+    maps = yield from source.fitting(classifier, batch)
+    full = yield from certifying(classifier, batch, maps, batch_size=source.batch_size)
+    proofs = certificates_of(classifier, batch.targets, full, enough=source.enough)
     return Regions(maps.at(batch.size).float(), proofs)
 
 

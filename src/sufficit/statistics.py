@@ -157,7 +157,7 @@ class Pair:
     low: float  # 95 % interval of the difference
     high: float
     p: float  # the larger of the sign-flip test's and that of the interval
-    p_corrected: float  # by Holm, for the number of pairs
+    p_corrected: float  # by Holm, for the number of pairs of its family: see `standing_of`
     n: int
     n_nan: int
     exact: bool  # whether the sign-flip test tried all patterns, or random ones
@@ -171,15 +171,6 @@ class Chance:
     draws: int = DRAWS
     correction: str = "holm"
     level: float = LEVEL
-
-    @staticmethod
-    def split(looks: int, seed: int) -> "Chance":
-        """Return the settings of each look, if results are looked at several times.
-
-        Each look has its share of the error. So the intervals of all looks together hold with 95 %
-        (union bound), and with them that of the look at which a run stops, whatever makes it stop.
-        """
-        return Chance(seed, DRAWS * looks, level=LEVEL / looks)
 
 
 @dataclass(frozen=True)
@@ -293,7 +284,11 @@ def standing_of(
     *,
     higher_is_better: bool = True,
 ) -> Standing:
-    """Rank methods by the sums of one column `with_pairs`; test them and the controls."""
+    """Rank methods by the sums of one column `with_pairs`; test them and the controls.
+
+    P-values are corrected within families. The pairs of methods are one: which method is best? The
+    pairs of each control with every method are another: which methods beat this control?
+    """
     chance, sign = chance or Chance(sums.seed), -1 if higher_is_better else 1
     names = [*methods, *controls]
     known = dict(zip(names, sums.means(names).tolist(), strict=True))
@@ -302,8 +297,13 @@ def standing_of(
     ranking = tuple(name for name in order if name in methods)
     last = tuple(name for name in order if name not in methods)
     couples = [*combinations(ranking, 2)]
-    couples += [pair for pair in combinations(order, 2) if len({*pair} & {*last}) == 1]
-    pairs = _pairs_of(sums, couples, chance)
+    families = [""] * len(couples)
+    for pair in combinations(order, 2):
+        controls_in = [name for name in pair if name in last]
+        if len(controls_in) == 1:  # two controls are not tested against each other
+            couples.append(pair)
+            families += controls_in
+    pairs = _pairs_of(sums, couples, families, chance)
     return Standing(
         column=column,
         higher_is_better=higher_is_better,
@@ -355,8 +355,10 @@ def check_values(values: Mapping[str, Floats]) -> None:
     check_equal("number of images", {method: len(found) for method, found in values.items()})
 
 
-def _pairs_of(sums: Sums, couples: Sequence[tuple[str, str]], chance: Chance) -> tuple[Pair, ...]:
-    """Return the tests of some pairs."""
+def _pairs_of(
+    sums: Sums, couples: Sequence[tuple[str, str]], families: Sequence[str], chance: Chance
+) -> tuple[Pair, ...]:
+    """Return the tests of some pairs, each of a family."""
     if not couples:
         return ()
     known = [pair if pair in sums.columns else pair[::-1] for pair in couples]
@@ -367,7 +369,11 @@ def _pairs_of(sums: Sums, couples: Sequence[tuple[str, str]], chance: Chance) ->
     flips = sign_flips(differences, draws=chance.draws, seed=chance.seed)
     p_values = np.fmax([p for p, _ in flips], found.p_values())
     exact = [whole for _, whole in flips]
-    parts = (p_values, holm(p_values), low, high, found.means, counts.sum(axis=0))
+    corrected = np.empty_like(p_values)
+    for family in {*families}:
+        own = [k for k, one in enumerate(families) if one == family]
+        corrected[own] = holm(p_values[own])
+    parts = (p_values, corrected, low, high, found.means, counts.sum(axis=0))
     pairs = []
     for (one, two), whole, *values in zip(
         couples, exact, *(p.tolist() for p in parts), strict=True

@@ -27,6 +27,13 @@ CHANGED: dict[str, tuple[str, ...]] = {
 "leak" is both the column and the fact; the key "" holds for all cases.
 """
 
+SLOW = (
+    *("within-some", "within-calls"),  # runs of hundreds of images
+    # The parts of these are cases of their own, which are fast.
+    *("four-fills", "twin-and-fills", "calls-twin-and-fills", "columns-and-fills"),
+    *("search-and-fills", "road-and-black", "black-and-drop"),
+)
+
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,7 +46,9 @@ def recorded() -> dict[str, frozen.Result]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", frozen.COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in frozen.COMMANDS]
+)
 def test_a_command_gives_the_recorded_rows(
     name: str, inputs: Path, recorded: dict[str, frozen.Result], tmp_path: Path, sufficit, undrawn
 ) -> None:
@@ -66,6 +75,9 @@ def assert_same(name: str, out: Path, then: frozen.Result) -> None:
     since = now.scores["source"] == ZERO_LINE  # a control that runs had not then
     now.scores = now.scores[~since].reset_index(drop=True)
     now.told = without_source(now.told, ZERO_LINE)
+    for told in (now.told, then.told):
+        # A run that stops early split the error over its looks then, so that intervals were wider.
+        told.get("within", {}).pop("half_width", None)
     changed = (*CHANGED.get("", ()), *CHANGED.get(name, ()))
     wrong = frozen.row_differences(now.scores, then.scores, TOLERANCE, changed)
     told = {key: value for key, value in then.told.items() if key not in changed}

@@ -36,7 +36,7 @@ from sufficit import Classifier, UserError, Workers, compare
 from sufficit.classifier.source_code import run_user_code
 from sufficit.data.images import list_images
 from sufficit.runs import ray_cluster, ray_spread, ray_worker
-from sufficit.runs.engine import run, score_unit, scoring
+from sufficit.runs.engine import run, score_unit
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
 from sufficit.runs.workers import spreading
@@ -96,18 +96,22 @@ def test_workers_stop_at_the_look_of_one_process_with_the_same_rows(
     machines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("sufficit.runs.job.FIRST_LOOK", 4)
+    monkeypatch.setattr("sufficit.runs.stopping.UNMET", 0)
     first = run(small_job(tmp_path / "first", within=1.0), None, progress=False)
     assert first.record.within is not None
     within = 0.99 * first.record.within["half_width"]  # not yet at the first look
     one = run(small_job(tmp_path / "one", within=within), tmp_path / "one" / "out", progress=False)
     said = one.record.within
     assert said is not None
-    assert (said["images"], said["looks"], said["reached"]) == (8, [4, 8, 16], True)
+    assert said["reached"]
+    assert 4 < said["images"] < 16
     assert survive(tmp_path / "two", within=within, save_heatmaps=False) == rows(
         tmp_path / "one" / "out"
     )
     assert json.loads((tmp_path / "two" / "out" / "run.json").read_text())["within"] == said
-    assert sum(map(len, calls(tmp_path / "two"))) == 8
+    assert sum(map(len, calls(tmp_path / "two"))) >= said["images"]
+    kept = {path.name for path in (tmp_path / "two" / "out" / "drawn").iterdir()}
+    assert kept == {path.name for path in (tmp_path / "one" / "out" / "drawn").iterdir()}
 
 
 @pytest.mark.filterwarnings("ignore::sufficit.runs.ray_cluster.WorkerWarning")
@@ -128,7 +132,9 @@ def test_a_result_that_waits_for_the_driver_is_not_late(machines: Any, tmp_path:
     job = small_job(tmp_path, images=8)
     with Store.locked(None) as owned, spreading(limited, job) as (placed, spread):
         store = owned.start(placed.key(), placed.entries)
-        for computed in spread(placed, store, scoring(placed), [*placed.units]):
+        for computed in spread(
+            placed, store, functools.partial(score_unit, placed), [*placed.units]
+        ):
             found.append(computed.unit)
             time.sleep(5)  # meanwhile the other worker is done
     assert sorted(found) == [0, 1, 2, 3]

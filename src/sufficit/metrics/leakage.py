@@ -186,6 +186,27 @@ class LeakMeter:
         return 2 * self.donors + 1 + self.noises
 
     @property
+    def _pool(self) -> Pool:
+        assert self.pool is not None  # `measure` needs one
+        return self.pool
+
+    @cached_property
+    def _canvases(self) -> Tensor:
+        """Grey and noise: [1+noises,C,H,W]."""
+        return canvases(tuple(self._pool.images.shape[1:]), self.seed, self.noises)
+
+    @cached_property
+    def _images(self) -> Tensor:
+        """All that is seen through masks, the donors, then grey and noise."""
+        donors = self._pool.images
+        return torch.cat([donors, self._canvases.to(donors)])
+
+    @cached_property
+    def _pool_masks(self) -> Tensor:
+        """The masks of the pool: bool [MP,H,W]."""
+        return self._masks(self._pool.heatmaps)
+
+    @property
     def lifted(self) -> bool:
         """Whether lifts are measured: by the form, or because the model has many classes."""
         if self.form == "auto":
@@ -195,26 +216,20 @@ class LeakMeter:
     @cached_property
     def _pool_classes(self) -> Tensor:
         """The class predicted for grey and noise through the pool's masks: [MP,1+noises]."""
-        assert self.pool is not None  # `measure` needs one
-        return self._canvas_classes(self.pool.heatmaps)
+        masks = self._pool_masks
+        images, through = self._canvas_views(len(masks))
+        found = self.asked.views(self._images, masks, (images, through)).cpu()
+        return found.named.view(len(masks), -1)
 
-    def _canvas_classes(self, heatmaps: Tensor) -> Tensor:
-        assert self.pool is not None
-        blank = canvases(tuple(self.pool.images.shape[1:]), self.seed, self.noises)
-        every = torch.arange(len(heatmaps) * len(blank), device="cpu")
-        views = (every % len(blank), every // len(blank))
-        return self._classes(blank, heatmaps, views).view(-1, len(blank))
+    def _canvas_views(self, masks: int) -> tuple[Tensor, Tensor]:
+        """Every canvas through every mask: the numbers of image and mask."""
+        blank = len(self._canvases)
+        every = torch.arange(masks * blank, device="cpu")
+        return len(self._pool.images) + every % blank, every // blank
 
-    def _classes(
-        self,
-        images: Tensor,
-        heatmaps: Tensor,
-        views: tuple[Tensor, Tensor],
-        targets: Tensor | None = None,
-    ) -> Tensor:
-        """Return the class predicted for each view through the mask M > alpha_min: [T]."""
-        masks = masks_of(heatmaps, show(self.alpha_min), self.asked.model.device)
-        return self.asked.views(images, masks, views, targets=targets).named.cpu()
+    def _masks(self, heatmaps: Tensor) -> Tensor:
+        """The mask M > alpha_min of each heatmap."""
+        return masks_of(heatmaps, show(self.alpha_min), self.asked.model.device)
 
     def measure(self, heatmaps: Tensor, targets: Tensor, numbers: Sequence[int]) -> Leak:
         """Return the leak of M methods, method after method: [MN,H,W], [N] -> each [MN].
@@ -222,11 +237,12 @@ class LeakMeter:
         `numbers` are those of the images among all images; donors are drawn by them. The pool has
         heatmaps of the same methods, in the same order. Nothing is checked.
         """
-        assert self.pool is not None
         if self.lifted:
             return self._measure_lifts(heatmaps, targets, numbers)
-        pool, n = self.pool, len(targets)
-        m, others = len(heatmaps) // n, pool.targets.cpu()
+        pool = self._pool
+        n = len(targets)
+        m = len(heatmaps) // n
+        others = pool.targets.cpu()
         drawn = [
             draw(target, others.numpy(), self.donors, self.seed, number)
             for target, number in zip(targets.tolist(), numbers, strict=True)
@@ -235,19 +251,32 @@ class LeakMeter:
         counts = torch.tensor([len(donors) for donors, _ in drawn], device="cpu")
         method = torch.arange(m, device="cpu")[:, None]
         owners = (torch.arange(n, device="cpu").repeat_interleave(counts) + n * method).flatten()
-        masks = (second + len(others) * method).flatten()
+        second = (second + len(others) * method).flatten()
         donors, counts, goals = first.repeat(m), counts.repeat(m), targets.repeat(m)
 
-        def donor_share(maps: Tensor, masks: Tensor) -> Tensor:
+        # All views in one go, so that batches are full and a GPU is waited for once: donors through
+        # the images' own masks, through masks of the pool, canvases through the own masks.
+        own_masks = self._masks(heatmaps)
+        is_pool = heatmaps is pool.heatmaps  # then canvases are known
+        canvas, through = self._canvas_views(0 if is_pool else len(own_masks))
+        found = self.asked.views(
+            self._images,
+            torch.cat([own_masks, self._pool_masks.to(own_masks.device)]),
+            (
+                torch.cat([donors, donors, canvas]),
+                torch.cat([owners, len(own_masks) + second, through]),
+            ),
+            targets=torch.cat([goals[owners], goals[owners], goals[through]]),
+        )
+        own, chance, blank = found.cpu().named.split([len(donors), len(donors), len(canvas)])
+
+        def donor_share(named: Tensor) -> Tensor:
             """Return the share of each image's donors predicted as its target: [MN]."""
-            named = self._classes(pool.images, maps, (donors, masks), goals[owners])
             sums = torch.zeros(len(goals), dtype=torch.float64, device="cpu")
             return sums.index_add_(0, owners, hits(named, goals[owners])) / counts
 
-        own, chance = donor_share(heatmaps, owners), donor_share(pool.heatmaps, masks)
-        same = heatmaps is pool.heatmaps
-        named = self._pool_classes if same else self._canvas_classes(heatmaps)
-        canvas = hits(named, goals[:, None])
+        blank = self._pool_classes if is_pool else blank.view(len(goals), -1)
+        seen = hits(blank, goals[:, None])
         classes, place = targets.unique(return_inverse=True)
         by_chance = torch.cat(
             [
@@ -256,21 +285,21 @@ class LeakMeter:
             ]
         )
         return Leak(
-            donors=own,
-            donors_chance=chance,
-            grey=canvas[:, 0],
+            donors=donor_share(own),
+            donors_chance=donor_share(chance),
+            grey=seen[:, 0],
             grey_chance=by_chance[:, 0],
-            noise=canvas[:, 1:].mean(1),
+            noise=seen[:, 1:].mean(1),
             noise_chance=by_chance[:, 1:].mean(1),
-            calls=2 * counts + named.shape[1],
+            calls=2 * counts + blank.shape[1],
             alpha_min=self.alpha_min,
         )
 
     def _measure_lifts(self, heatmaps: Tensor, targets: Tensor, numbers: Sequence[int]) -> Leak:
         """Return the lifts of M methods, method after method: [MN,H,W], [N] -> each [MN]."""
-        assert self.pool is not None
-        pool, n = self.pool, len(targets)
-        m, others = len(heatmaps) // n, pool.targets.cpu().numpy()
+        n = len(targets)
+        m = len(heatmaps) // n
+        others = self._pool.targets.cpu().numpy()
         count = math.ceil(self.donors / FEWER)
         drawn = [
             draw(target, others, count, self.seed, number)
@@ -286,7 +315,7 @@ class LeakMeter:
         found = torch.zeros(m * n, len(LIFT_SIZES), dtype=torch.float64, device="cpu")
         for place, size in enumerate(LIFT_SIZES):
             own = self._log_shares(first, top_masks(heatmaps, size), owners, goals[owners])
-            chance = self._log_shares(first, self._pool_masks[place], partners, goals[owners])
+            chance = self._log_shares(first, self._pool_top_masks[place], partners, goals[owners])
             found[:, place].index_add_(0, owners, own - chance)
         unknown_shares = torch.full((m * n,), torch.nan, dtype=torch.float64, device="cpu")
         return Leak(
@@ -297,20 +326,18 @@ class LeakMeter:
         )
 
     @cached_property
-    def _pool_masks(self) -> list[Tensor]:
+    def _pool_top_masks(self) -> list[Tensor]:
         """The masks of each size of the pool's images: each bool [MP,H,W]."""
-        assert self.pool is not None
-        return [top_masks(self.pool.heatmaps, size) for size in LIFT_SIZES]
+        return [top_masks(self._pool.heatmaps, size) for size in LIFT_SIZES]
 
     def _log_shares(
         self, donors: Tensor, masks: Tensor, through: Tensor, targets: Tensor
     ) -> Tensor:
         """Return log p of the target of each view, a donor through one of the masks: [T]."""
-        assert self.pool is not None
         found = self.asked.views(
-            self.pool.images, masks, (donors, through), targets=targets, score=log_probability
+            self._pool.images, masks, (donors, through), targets=targets, score=log_probability
         )
-        return found.confidences.cpu().double()
+        return found.cpu().confidences.double()
 
 
 def log_probability(logits: Tensor, targets: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sufficit.perturbation.bands import EVERYTHING, Band
+from sufficit.turns import wait_for_results
 
 PIECE = 1024  # images whose predictions are worked on at a time
 NO_CLASS = -1  # the model returned NaN
@@ -167,8 +168,15 @@ class ViewPredictions:
     named: Tensor  # [T] the predicted class, NO_CLASS where the model returned NaN
     confidences: Tensor  # [T] softmax of the view's target; NaN without targets
 
+    def queued_for_cpu(self) -> "ViewPredictions":
+        """Copies on the CPU that hold the answers once the device has come so far."""
+        return ViewPredictions(
+            self.named.to("cpu", non_blocking=True), self.confidences.to("cpu", non_blocking=True)
+        )
+
     def cpu(self) -> "ViewPredictions":
         """The same on the CPU, once the model's device has computed them."""
+        wait_for_results()
         return ViewPredictions(self.named.cpu(), self.confidences.cpu())
 
 

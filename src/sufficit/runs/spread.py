@@ -1,15 +1,20 @@
 """Units are computed one after the other in this process, or elsewhere; a bar shows how far."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
+
+import torch
 
 from sufficit.data.loader import Unit
 from sufficit.data.manifest import Units
 from sufficit.progress import Progress, bar, counted
 from sufficit.runs.job import Job
+from sufficit.runs.stopping import Stopping
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import Rows
+from sufficit.turns import can_take_turns, in_turns
 
 Score = Callable[[Unit, Unit | None], Rows]
 """Computes the rows of a unit; the second one is the unit that comes next."""
@@ -43,9 +48,17 @@ def score_missing(
     progress: bool | Progress | None,
     *,
     title: str = "images x methods",
+    stopping: Stopping | None = None,
 ) -> None:
-    """Score every unit that has no file yet."""
+    """Score every unit that has no file yet; with `stopping`, until it has seen enough.
+
+    The parameters are what differs between a run and the first run of a search, which come here in
+    turn: the job with its store, units and title, and who computes with which progress.
+    """
+    # Intersected: with `within` the folder may hold units of a later look.
     done = store.done() & {*units}
+    if stopping is not None and any(stopping.add(store.read(unit)) for unit in sorted(done)):
+        return
     missing = Missing(job.units, [number for number in units if number not in done])
     if not missing:
         return
@@ -53,30 +66,35 @@ def score_missing(
     total = job.units.images_in(units) * width
     before = job.units.images_in(done) * width
     with bar(title, progress) as tick, store.writer() as write:
+        # A job without forward passes on masked images moves the bar by units alone.
         shown = UnitProgress(tick, before, total, max(1, job.calls))
         with counted(shown.passed if tick else None):
             for rows in compute(job, store, score, missing):
                 write(rows)
                 shown.done(job.units.images_in([rows.unit]) * width)
+                if stopping is not None and stopping.add(rows):
+                    break
 
 
 class UnitProgress:
     """Moves a bar by units, and within a unit by the forward passes that are done."""
 
     def __init__(self, tick: Progress | None, before: int, total: int, passes: int) -> None:
-        self.tick, self.before, self.total = tick, before, total
+        self.tick = tick
+        self.before = before
+        self.total = total
         self.each = total / passes  # images x methods per forward pass, at least
         self.inside = 0.0
 
     def passed(self, images: int) -> None:
-        """Some masked images have passed the model."""
+        """Move the bar within a unit: some masked images have passed the model."""
         self.inside += images * self.each
         self._show(self.before + self.inside)
 
     def done(self, images: int) -> None:
-        """A unit is done."""
+        """Move the bar to the end of a unit."""
         self.before += images
-        self.inside = 0.0
+        self.inside = max(0.0, self.inside - images)  # of the unit after it some may have passed
         self._show(self.before)
 
     def _show(self, value: float) -> None:
@@ -87,7 +105,22 @@ class UnitProgress:
 def in_this_process(
     job: Job, store: Store, score: Score, units: Collection[Unit]
 ) -> Iterator[Rows]:
-    """Compute units one after the other; the next one is read meanwhile."""
-    for unit, following in pairwise(chain(units, [None])):
+    """Compute units in this process, in order; the next one is read meanwhile.
+
+    On a GPU two are computed in turns: it waits for no Python, and Python not for it.
+    """
+
+    def compute(pair: tuple[Unit | None, Unit | None]) -> Rows:
+        unit, following = pair
         assert unit is not None  # None is the last
-        yield score(unit, following)
+        return score(unit, following)
+
+    pairs = pairwise(chain(units, [None]))
+    device = torch.device(job.device)
+    if not can_take_turns(device):
+        yield from map(compute, pairs)
+        return
+    with ExitStack() as stack:
+        for model in filter(None, (job.classifier, job.twin)):
+            stack.enter_context(model.in_eval_mode())  # for all units: modes belong to the model
+        yield from in_turns(compute, pairs, device)

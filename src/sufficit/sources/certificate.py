@@ -1,6 +1,6 @@
 """What a model says of a region: alone, without it, and of nothing. The proof that it is enough."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -10,7 +10,19 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.batch import Batch
 from sufficit.errors import UserError, unknown
 from sufficit.perturbation.fills import FILLS
-from sufficit.sources.asked import ALL, NOTHING, REGION, REST, SIZES, THOUSANDTHS, Asked, Parts
+from sufficit.sources.asked import (
+    ALL,
+    NOTHING,
+    REGION,
+    REST,
+    SIZES,
+    THOUSANDTHS,
+    UNASKED,
+    Asked,
+    Coming,
+    Parts,
+    in_step,
+)
 from sufficit.sources.kinds import Maps
 
 UNSEEN = ("blur", "mean", "noise", "black")  # the first that is not asked is shown as well
@@ -146,7 +158,15 @@ def certificates(
 def certified(
     model: Classifier, batch: Batch, maps: Maps, *, batch_size: int | None = None
 ) -> Maps:
-    """Return the maps of a `Fitted` with all answers that certificates need.
+    """Return the maps of a `Fitted` with all answers that certificates need."""
+    (full,) = in_step([certifying(model, batch, maps, batch_size=batch_size)])
+    return full
+
+
+def certifying(
+    model: Classifier, batch: Batch, maps: Maps, *, batch_size: int | None = None
+) -> Generator[Coming, Asked, Maps]:
+    """Ask all that certificates need, for `in_step`.
 
     What the fit has asked is not asked again. Three to nine forward passes per image are left: of
     the rest, of nothing, and of all parts with a fill that the fit has not asked.
@@ -162,7 +182,8 @@ def certified(
         if size is not None:
             wanted[row, :, [REGION.start + size, REST.start + size]] = True
     parts = Parts.of(model, batch, maps.maps, batch_size)
-    return replace(maps, asked=parts.ask(asked, wanted & ~asked.known))
+    full = yield parts.ask(asked, wanted & ~asked.known)
+    return replace(maps, asked=full)
 
 
 def certificates_of(
@@ -171,14 +192,11 @@ def certificates_of(
     """Return the certificates that `certified` maps hold; the model is asked nothing."""
     assert maps.asked is not None  # by `certified`
     asked = maps.asked
-    known = asked.known
     sizes = _sizes_of(maps)
+    passes = asked.passes.tolist()
     found = []
     for row, target in enumerate(targets.tolist()):
-        said = [
-            _said(model, target, asked.named[row, number], asked.confidences[row, number])
-            for number in range(len(asked.fills))
-        ]
+        said = _said(model, target, asked.named[row], asked.confidences[row])
         whole = said[0][ALL]
         by_class = whole.is_target and model.score is None
         found.append(
@@ -191,8 +209,8 @@ def certificates_of(
                     _around(fill, fill != asked.unseen, own, sizes[row])
                     for fill, own in zip(asked.fills, said, strict=True)
                 ),
-                passes=int(asked.passes[row]),
-                sizes=_sizes(asked, known[row], said),
+                passes=passes[row],
+                sizes=_sizes(asked, said),
                 needed=None if by_class else enough,
             )
         )
@@ -225,15 +243,23 @@ def _sizes_of(maps: Maps) -> list[int | None]:
     return [THOUSANDTHS.index(one) if one in THOUSANDTHS else None for one in thousandths]
 
 
-def _said(model: Classifier, target: int, named: Tensor, confidences: Tensor) -> list[Said]:
-    """Answers of one image and target, from numbers of classes: [P], [P] -> P."""
-    return [
-        Said(class_name(model, number), number == target, confidence)
-        for number, confidence in zip(named.tolist(), confidences.tolist(), strict=True)
-    ]
+def _said(
+    model: Classifier, target: int, named: Tensor, confidences: Tensor
+) -> list[dict[int, Said]]:
+    """What was said of the parts of one image that were asked, fill by fill: [F,P], [F,P]."""
+    found = []
+    for numbers, values in zip(named.tolist(), confidences.tolist(), strict=True):
+        found.append(
+            {
+                part: Said(class_name(model, number), number == target, values[part])
+                for part, number in enumerate(numbers)
+                if number != UNASKED  # most are not, and objects for them would cost time
+            }
+        )
+    return found
 
 
-def _around(fill: str, asked: bool, said: Sequence[Said], size: int | None) -> Around:
+def _around(fill: str, asked: bool, said: Mapping[int, Said], size: int | None) -> Around:
     """What was said of the region, the rest and nothing, with one fill."""
     nothing = said[NOTHING]
     if size is None:  # the region is the whole image
@@ -241,18 +267,22 @@ def _around(fill: str, asked: bool, said: Sequence[Said], size: int | None) -> A
     return Around(fill, asked, said[REGION.start + size], said[REST.start + size], nothing)
 
 
-def _sizes(asked: Asked, known: Tensor, said: Sequence[Sequence[Said]]) -> tuple[Size, ...]:
-    """The sizes of one image that were asked while one was chosen: bool [F,P], F of P."""
-    fills = [(k, fill) for k, fill in enumerate(asked.fills) if fill != asked.unseen]
+def _sizes(asked: Asked, said: Sequence[Mapping[int, Said]]) -> tuple[Size, ...]:
+    """The sizes of one image that were asked while one was chosen."""
+    chosen_with = [
+        (fill, own) for fill, own in zip(asked.fills, said, strict=True) if fill != asked.unseen
+    ]
 
     def of(part: int) -> dict[str, Said]:
-        return {fill: said[k][part] for k, fill in fills if known[k, part]}
+        return {fill: own[part] for fill, own in chosen_with if part in own}
 
-    found = [
-        Size(share, of(REGION.start + number), of(REST.start + number))
-        for number, share in enumerate(SIZES)
-    ]
-    return tuple(one for one in found if one.region or one.rest)
+    found = []
+    for number, share in enumerate(SIZES):
+        region = of(REGION.start + number)
+        rest = of(REST.start + number)
+        if region or rest:
+            found.append(Size(share, region, rest))
+    return tuple(found)
 
 
 def class_name(model: Classifier, number: int) -> str:

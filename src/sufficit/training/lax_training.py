@@ -46,7 +46,7 @@ LOSS = 8  # of terms, selection and fields of a recipe; with another one no trai
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 MOST_STAGES, USUAL_STAGES = 4, 3  # that an order is drawn from
-MIRRORED = 0.9  # share of images whose class stays when they are mirrored, for which they may be
+MIRRORED = 0.75  # share of images whose class stays when they are mirrored, for which they may be
 # Steps from which compiling pays: on a ResNet50 it saves 24 ms of each and takes 50 s in all.
 COMPILED_FROM = 3000
 TOGETHER = 64  # images whose orders are drawn at a time
