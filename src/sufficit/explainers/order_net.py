@@ -49,7 +49,7 @@ class OrderNet(nn.Module):
         # One stage alone has a second level, in which its cells are enlarged.
         self.levels = max(2, len(channels))
         self.laterals = nn.ModuleList(nn.Conv2d(k, width, 1) for k in reversed(channels))
-        self.norms = nn.ModuleList(Norm(groups, width) for _ in channels)
+        self.norms = nn.ModuleList(nn.GroupNorm(groups, width) for _ in channels)
         self.evidence = nn.Conv2d(CHANNELS, width, 1)
         self.blocks = nn.ModuleList(residual(width, groups, block) for _ in range(self.levels))
         self.out = nn.Conv2d(width, 1, 1)
@@ -98,24 +98,10 @@ class OrderNet(nn.Module):
         assert lateral.bias is not None
         norms = torch.linalg.vector_norm(features, dim=(1, 2, 3), keepdim=True, dtype=torch.float32)
         scale = norms / math.sqrt(features[0].numel()) + 1e-4
-        # Divided after the convolution: before it, the features have the most channels.
-        mixed = F.conv2d(features, lateral.weight)
-        bias, factor = lateral.bias[:, None, None].to(mixed.dtype), (1 / scale).to(mixed.dtype)
-        mixed = torch.addcmul(bias, mixed, factor)
+        # Divided after the convolution, of which the features have the most channels before.
+        mixed = F.conv2d(features, lateral.weight) / scale + lateral.bias[:, None, None]
         found: Tensor = self.norms[number](mixed)
         return found
-
-
-class Norm(nn.GroupNorm):
-    """A group norm in the precision that it is given; autocast would go by way of float32."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Group norm, whose sums are float32 in any case."""
-        assert self.weight is not None
-        assert self.bias is not None
-        with torch.autocast(x.device.type, enabled=False):
-            weight, bias = self.weight.to(x.dtype), self.bias.to(x.dtype)
-            return F.group_norm(x, self.num_groups, weight, bias, self.eps)
 
 
 def residual(width: int, groups: int, block: str) -> nn.Sequential:
@@ -128,7 +114,7 @@ def residual(width: int, groups: int, block: str) -> nn.Sequential:
             made.append(nn.Conv2d(width, width, 1))
         else:
             made.append(nn.Conv2d(width, width, 3, padding=1))
-        made.append(Norm(groups, width))
+        made.append(nn.GroupNorm(groups, width))
     return nn.Sequential(*made)
 
 
