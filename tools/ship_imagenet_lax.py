@@ -1,6 +1,6 @@
 r"""Put the adapter of a public network into the package, with its card.
 
-    PYTHONPATH=src:experiments/lax python tools/ship_imagenet_lax.py mobilenet_v2 FOLDER --weights ROOT
+    PYTHONPATH=src:experiments/lax python tools/ship_imagenet_lax.py NETWORK FOLDER --weights ROOT
 
 FOLDER is what `tools/train_imagenet_lax.py` wrote. `--weights` are those of the networks, of which
 the fingerprint is compared. The numbers of the card come from experiments/regions/results.
@@ -20,11 +20,12 @@ MODELS = {"mobilenet_v2": "torchvision:mobilenet_v2@IMAGENET1K_V1"}
 VERDICTS = {
     "mobilenet_v2": (
         "on 500 ImageNet photographs that neither trained nor chose anything (report), with the"
-        " model's predictions as targets: MSI 0.168 by black and 0.229 by blur, marking 43 % of each."
-        " Grad-CAM -0.112 and -0.114 as it is, 0.129 and 0.164 at its best common size; marking"
-        " everything -0.010. Fitted 0.441 and 0.438 (Grad-CAM 0.397 and 0.381). The peak is on the"
-        " object in 0.884 (Grad-CAM 0.882). Its outlines say a little of the class: on images of other"
-        " classes they lift its log probability by 0.11 (0.02 to 0.20) more than Grad-CAM's do"
+        " model's predictions as targets: MSI 0.168 by black and 0.229 by blur, marking 43 % of"
+        " each. Grad-CAM -0.112 and -0.114 as it is, 0.129 and 0.164 at its best common size;"
+        " marking everything -0.010. Fitted 0.441 and 0.438 (Grad-CAM 0.397 and 0.381). The peak"
+        " is on the object in 0.884 (Grad-CAM 0.882). Its outlines say a little of the class: on"
+        " images of other classes they lift its log probability by 0.11 (0.02 to 0.20) more than"
+        " Grad-CAM's do"
     )
 }
 DATA = (

@@ -20,12 +20,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from train_imagenet_lax import read, scored
 
 from rival_losses import FINAL, FINAL_RECIPES
 from sufficit import Classifier, Lax, train_lax
 from sufficit.training.frozen_copy import frozen_copy
 from sufficit.training.processes import fabric_for
-from train_imagenet_lax import read, scored
 
 PASSES = 4  # through the photographs, in what the training calls an epoch
 

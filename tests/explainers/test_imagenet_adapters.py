@@ -22,7 +22,8 @@ def test_mobilenet_v2_ships() -> None:
 def test_a_card_says_data_numbers_verdict_and_licence(name: str) -> None:
     folder = SHIPPED[name]
     card = (folder / "README.md").read_text()
-    for word in ("Classifier: torchvision:", "Trained on: ", "Verdict: ", "Licence: ", "MSI at that"):
+    parts = ("Classifier: torchvision:", "Trained on: ", "Verdict: ", "Licence: ", "MSI at that")
+    for word in parts:
         assert word in card
     assert "ImageNet" in card
     assert "research" in card

@@ -130,13 +130,6 @@ def train_folder(
             cached = cache_features(classifier, images, target, layers=options.layers or ())
             loader = replace(cached, batch_size=options.batch_size or SMALL_BATCH)
         about = found.about | {"cached": options.cache}
-
-        def tell(forecast: str) -> None:
-            n = len(validation.images)
-            seconds = n * PASSES_OF_VERDICT * seconds_per_pass(classifier, validation.images)
-            assert announce is not None
-            announce(f"{forecast} Judging it on {n} held-out images takes {duration(seconds)} more.")
-
         lax = train_lax(
             classifier,
             loader,
@@ -156,7 +149,7 @@ def train_folder(
             fabric=fabric,
             about=about,
             progress=options.progress,
-            announce=None if announce is None else tell,
+            announce=with_the_verdict(announce, classifier, validation),
         )
         images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
@@ -228,6 +221,21 @@ def size_from(lax: Lax, area: float | None) -> str:
         f"which is better than one size for all (MSI {predicted:+.2f} against {one:+.2f}, each on"
         " images that did not fit it)"
     )
+
+
+def with_the_verdict(
+    announce: Callable[[str], None] | None, classifier: Classifier, validation: ValidationSet
+) -> Callable[[str], None] | None:
+    """Announce a forecast with the time of the verdict added."""
+    if announce is None:
+        return None
+
+    def tell(forecast: str) -> None:
+        n = len(validation.images)
+        seconds = n * PASSES_OF_VERDICT * seconds_per_pass(classifier, validation.images)
+        announce(f"{forecast} To judge it on {n} held-out images takes {duration(seconds)}.")
+
+    return tell
 
 
 def _accuracy(classifier: Classifier, found: FolderImages) -> Accuracy | None:
