@@ -77,23 +77,19 @@ def test_the_terms_of_other_works_are_what_their_formulas_say() -> None:
 @pytest.mark.parametrize("name", rival_losses.FINAL)
 def test_a_rival_with_its_final_settings_pays_for_size_by_the_given_factor(name: str) -> None:
     found = {}
-
-    def kept(step, size: float) -> dict[str, Tensor]:
-        terms = rival_losses.FINAL[name](step, size)
-        found[size] = {key: float(value.detach()) for key, value in terms.items()}
-        return terms
-
     for size in (1.0, 3.0):
-        train_lax(
+        lax = train_lax(
             classifier_of(),
             loader_of(),
             recipe=rival_losses.FINAL_RECIPES[name],
-            loss=partial(kept, size=size),
+            loss=partial(rival_losses.FINAL[name], size=size),
             class_free=True,
             epochs=1,
             validation_images=8,
             progress=False,
         )
+        row = lax.trained["history"][-1]
+        found[size] = {k.removeprefix("loss_"): v for k, v in row.items() if k.startswith("loss_")}
     key = "sparse" if name == "rt-saliency" else "earned"
     assert {*found[1.0]} == {*found[3.0]}
     assert all(math.isfinite(value) for value in found[3.0].values())

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import time
-from functools import partial, update_wrapper
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -100,7 +100,7 @@ def main() -> None:
                 classifier,
                 loader,
                 recipe=FINAL_RECIPES[name],
-                loss=update_wrapper(partial(FINAL[name], size=size), FINAL[name]),
+                loss=partial(FINAL[name], size=size),
                 target="prediction",
                 class_free=True,
                 epochs=max(1, round(args.steps / len(loader))),
