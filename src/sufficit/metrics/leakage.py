@@ -67,8 +67,8 @@ class Leak:
     @classmethod
     def of_lifts(cls, lifts: Tensor, calls: Tensor, alpha_min: float) -> "Leak":
         """The leak of a model of many classes, by lifts [N,3]; its shares are NaN."""
-        unmeasured = torch.full_like(lifts[:, 0], torch.nan)
-        return cls(*[unmeasured] * 6, calls=calls, alpha_min=alpha_min, lifts=lifts)
+        none = torch.full_like(lifts[:, 0], torch.nan)
+        return cls(none, none, none, none, none, none, calls, alpha_min, lifts)
 
     def __len__(self) -> int:
         return len(self.donors)

@@ -72,7 +72,7 @@ def render(content: Content) -> str:
         main=main,
         heading=content.heading,
         alphas=alphas,
-        leaks=lambda method: words.leaks(content.summaries[method]),
+        leaks=lambda method: leakage.leaks(content.summaries[method]),
         verdict=verdict(content),
         badges=badges(content),
         groups_words=groups_words(content),

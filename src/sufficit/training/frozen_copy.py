@@ -90,8 +90,10 @@ def fold(model: nn.Module, inputs: Tensor, layers: Sequence[str] = ()) -> None:
         used_once = max(calls.count(conv), convs.count(conv), norms.count(norm)) == 1
         if not used_once or conv in layers:
             continue
-        fused = fuse_conv_bn_eval(model.get_submodule(conv), model.get_submodule(norm))  # type: ignore[type-var]  # they are
-        model.set_submodule(conv, fused)
+        before, after = model.get_submodule(conv), model.get_submodule(norm)
+        assert isinstance(before, nn.Conv2d)
+        assert isinstance(after, nn.BatchNorm2d)
+        model.set_submodule(conv, fuse_conv_bn_eval(before, after))
         model.set_submodule(norm, nn.Identity())
 
 
