@@ -72,8 +72,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     layers, the coarsest last, and no `head`, it is a top-down net, whose maps are in 0..1: with
     `classes` it draws for the class that is asked for, which with `evidence` it looks for in every
     cell. `steps` doubles the side of its map so often. The `joined` last layers have one size, as
-    in a ViT, and are read at once. `width` is the number of its channels, by default 64, or 32 for few features.
-    With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
+    in a ViT, and are read at once. `width` is the number of its channels, by default 64, or 32 for
+    few features. With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
     times the features' side, or a module of your own (`net`) that gives one channel.
 
     >>> import torch

@@ -13,6 +13,7 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from sufficit import plots
+from sufficit.metrics import leakage
 from sufficit.metrics.columns import HEADINGS, ZERO_LINE
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.provenance import plain
