@@ -176,3 +176,14 @@ def test_a_model_that_cannot_be_compiled_is_asked_as_it_is(monkeypatch) -> None:
     monkeypatch.setattr(torch, "compile", lambda model, **_: Broken())
     with pytest.warns(UserWarning, match="cannot be compiled .ValueError: no such kernel"):
         assert compiled(classifier, images) is classifier
+
+
+def test_a_network_in_bfloat16_is_folded_in_float32() -> None:
+    classifier, images = classifier_named("resnet18")
+    low = Classifier(copy.deepcopy(classifier.model), mean=classifier.mean, std=classifier.std)
+    low.to(dtype=torch.bfloat16)
+    found = frozen_copy(low, images, ("layer4",), torch.bfloat16)
+    assert found.dtype == low.dtype == torch.bfloat16
+    assert not any(isinstance(one, nn.BatchNorm2d) for one in found.model.modules())
+    wanted = classifier(images)
+    assert (found(images).float() - wanted).norm() < 0.05 * wanted.norm()

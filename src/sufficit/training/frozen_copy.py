@@ -26,16 +26,17 @@ def frozen_copy(
     """
     with classifier.in_eval_mode(), torch.no_grad(), _exactly(classifier.device):
         try:
-            wanted = _read(classifier, images, layers)
-            model = copy.deepcopy(classifier.bare).requires_grad_(False)
-            fold(model, classifier.normalize(images[:1]), layers)
-            copied = classifier.over(model)
-            close = _close(_read(copied, images, layers), wanted, AGREE)
-            copied = copied if close else classifier.over(copy.deepcopy(classifier.bare))
-            copied.model.requires_grad_(False)
+            plain = classifier.over(copy.deepcopy(classifier.bare).requires_grad_(False))
+            if classifier.dtype in (torch.bfloat16, torch.float16):  # to fold without rounding
+                plain.to(dtype=torch.float32)
+            wanted = _read(plain, images, layers)
+            copied = classifier.over(copy.deepcopy(plain.bare))
+            fold(copied.model, plain.normalize(images[:1]), layers)
+            if not _close(_read(copied, images, layers), wanted, AGREE):
+                copied = plain
             if classifier.device.type == "cuda":
                 copied.to(memory_format=torch.channels_last)
-            if dtype == classifier.dtype:
+            if dtype == copied.dtype:
                 return copied
             copied.to(dtype=dtype)
             fits = _close(_read(copied, images, layers)[:1], wanted[:1], ROUGHLY)
