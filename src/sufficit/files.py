@@ -35,7 +35,7 @@ _sweeping = Lock()
 
 
 def place(word: str | Path) -> Path:
-    """The path that a user gave: local, or on object storage as in s3://bucket/folder.
+    """Return the path that a user gave: local, or on object storage as in s3://bucket/folder.
 
     >>> place("photos/cats")
     PosixPath('photos/cats')
@@ -80,7 +80,7 @@ def is_remote(path: Path) -> "TypeGuard[Remote]": ...
 @overload
 def is_remote(path: str) -> bool: ...
 def is_remote(path: str | Path) -> bool:
-    """Whether a path, or the word for one, is on object storage.
+    """Return whether a path, or the word for one, is on object storage.
 
     >>> is_remote("s3://bucket/photos"), is_remote("photos"), is_remote(Path("s3:/photos"))
     (True, False, False)
@@ -90,7 +90,7 @@ def is_remote(path: str | Path) -> bool:
 
 @contextmanager
 def local_file(path: Path) -> Iterator[Path]:
-    """The file itself, or a temporary copy of one on object storage."""
+    """Return the file itself, or a temporary copy of one on object storage."""
     if is_remote(path):
         with TemporaryDirectory(prefix="sufficit-") as folder:
             copy = Path(folder) / f"copy{path.suffix}"
@@ -111,7 +111,7 @@ def version_of(path: Path) -> str:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of all that is in a folder, if it exists."""
+    """Return the names of all that is in a folder, if it exists."""
     try:
         if is_remote(folder):
             return [name for name, *_ in folder.entries()]
@@ -164,7 +164,7 @@ def check_output(
 
 
 def _command_of(record: Path) -> str | None:
-    """The sufficit command that wrote a run.json, if it says so."""
+    """Return the sufficit command that wrote a run.json, if it says so."""
     try:
         words = str(read_json(record).get("command"))
     except (UserError, AttributeError):
@@ -185,7 +185,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def safe_name(name: str) -> str:
-    """The name, if it may be that of a file or folder; raise if it leads to another place.
+    """Return the name, if it may be that of a file or folder; raise if it leads to another place.
 
     >>> safe_name("011.Rusty_Blackbird")
     '011.Rusty_Blackbird'
@@ -196,7 +196,7 @@ def safe_name(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name of at most 255 bytes: the middle of a longer one becomes a digest.
+    """Return a name of at most 255 bytes: the middle of a longer one becomes a digest.
 
     >>> short_name("cat.png"), len(short_name(300 * "x" + ".png"))
     ('cat.png', 215)
@@ -210,7 +210,7 @@ def short_name(name: str) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` when the block ends without error."""
+    """Return a temporary path in the same folder that becomes `path` when the block ends without error."""
     check_local(path)
     _sweep(path.parent)
     # Machine and process, so that another process can tell whether the writer is still alive.
@@ -230,17 +230,17 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file of this name is what `writing` leaves when the process is killed."""
+    """Return whether a file of this name is what `writing` leaves when the process is killed."""
     return _PART.fullmatch(name) is not None
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
-    """The content of a JSON file; raise if it is no file, larger than `most` bytes, or no JSON."""
+    """Return the content of a JSON file; raise if it is no file, larger than `most` bytes, or no JSON."""
     return read_limited(path, most, json.loads)
 
 
 def read_limited(path: Path, most: int, parse: Callable[[bytes], T]) -> T:
-    """What `parse` makes of a file; raise if it is none, too large, or not what is expected."""
+    """Return what `parse` makes of a file; raise if it is none, too large, or not what is expected."""
     try:
         if not path.is_file():
             raise FileNotFoundError("there is no such file")
@@ -267,7 +267,7 @@ def _sweep(folder: Path) -> None:
 
 
 def temporary_folder() -> Path:
-    """A new temporary folder; those that killed processes of this machine left are deleted."""
+    """Return a new temporary folder; those that killed processes of this machine left are deleted."""
     mine = f"sufficit-{_NODE}-{os.getpid()}-"
     for path in Path(gettempdir()).glob(f"sufficit-{_NODE}-*-*"):
         process = path.name.split("-")[2]
@@ -277,7 +277,7 @@ def temporary_folder() -> Path:
 
 
 def has_ended(process: int) -> bool:
-    """Whether no other process of this number is running on this machine."""
+    """Return whether no other process of this number is running on this machine."""
     try:
         if process != os.getpid():  # a file with our own number is of an earlier process
             os.kill(process, 0)

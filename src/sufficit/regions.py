@@ -97,7 +97,7 @@ def explain(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Tensor | Regions:
-    """Heatmaps of images in 0..1: [N,C,H,W] -> [N,H,W] in 0..1, on the classifier's device.
+    """Return heatmaps of images in 0..1: [N,C,H,W] -> [N,H,W] in 0..1, on the classifier's device.
 
     - `classifier`: the model that is explained; it is left as it was.
     - `images`: floats in 0..1, [N,C,H,W].
@@ -168,7 +168,7 @@ def _cut(
     layer: str | None,
     seed: int,
 ) -> Tensor:
-    """Maps that mark a share of the pixels, by the order before ReLU where there is one."""
+    """Return maps that mark a share of the pixels, by the order before ReLU where there is one."""
     check_classifier(classifier)
     check_images(images)
     source = Cut(source_of("method", method, layer=layer, seed=seed), size)

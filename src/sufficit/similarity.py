@@ -58,7 +58,7 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
 def region_overlap(
     first: Tensor, second: Tensor, alpha_min: float = 0.5, *, empty: float = 1.0
 ) -> Tensor:
-    """Intersection over union of the regions above alpha_min: [N,H,W] twice -> [N].
+    """Return intersection over union of the regions above alpha_min: [N,H,W] twice -> [N].
 
     `empty` is the value where both regions are empty.
 
@@ -268,5 +268,5 @@ def lost_leads(first: Standing, other: Standing) -> dict[str, list[str]]:
 
 
 def best_changes(first: Standing, other: Standing) -> bool:
-    """Whether another method is best there, and significantly better than the first's best."""
+    """Return whether another method is best there, and significantly better than the first's best."""
     return first.best in other.means and other.beats(other.best, first.best)

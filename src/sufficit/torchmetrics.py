@@ -70,12 +70,12 @@ class _RowMetric(TorchMetric):
             self._before = 0
 
     def _numbers(self, images: Tensor) -> range:
-        """The numbers of a batch's images among all that this process has seen."""
+        """Return the numbers of a batch's images among all that this process has seen."""
         first = self._before + sum(len(part) for part in self.calls)
         return range(first, first + len(images))
 
     def _names(self, images: Tensor) -> list[str]:
-        """The names of images without any: their numbers, after the rank of several processes."""
+        """Return the names of images without any: their numbers, after the rank of several processes."""
         several = distributed.is_available() and distributed.is_initialized()
         rank = f"{distributed.get_rank()}/" if several else ""
         return [f"{rank}{number}" for number in self._numbers(images)]
@@ -267,7 +267,7 @@ class Evaluation(_RowMetric):
         return replace(probe, counts_whole=bool(columns))
 
     def _cell_rows(self, batch: Batch, heatmaps: Tensor) -> dict[str, Tensor]:
-        """The columns of image masks: each [N]."""
+        """Return the columns of image masks: each [N]."""
         scoring = self._scoring(self.schedules[0])
         found: dict[str, Tensor] = {}
         for probe in self._probes(scoring):
@@ -277,7 +277,7 @@ class Evaluation(_RowMetric):
         return found
 
     def _map_rows(self, batch: Batch, heatmaps: Tensor) -> dict[str, Tensor]:
-        """The columns of the heatmap alone, at every alpha_min: each [N,A]."""
+        """Return the columns of the heatmap alone, at every alpha_min: each [N,A]."""
         metrics = self._scoring(self.schedules[0]).maps
         values = [
             MapProbe(metrics, schedule)(batch, {ONE: heatmaps})[ONE] for schedule in self.schedules

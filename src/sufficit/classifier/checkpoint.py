@@ -55,7 +55,7 @@ class View:
 def check_mean_std(
     mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """The mean and std of a model's images, one number per channel, or None twice."""
+    """Return the mean and std of a model's images, one number per channel, or None twice."""
     if mean is None and std is None:
         return None, None
     with suppress(TypeError):  # None, or one number for all channels
@@ -91,7 +91,7 @@ SAVED_OPTIONS: dict[str, set[str]] = {
 
 
 def refused_options(recipe: Recipe) -> list[str]:
-    """The options of a known source that a saved classifier may not have."""
+    """Return the options of a known source that a saved classifier may not have."""
     allowed = SAVED_OPTIONS.get(recipe.source.partition(":")[0], recipe.options)
     return [name for name in recipe.options if name not in allowed]
 
@@ -132,7 +132,7 @@ def save(classifier: "Classifier", folder: Path) -> Path:
 
 
 def weights_as_bytes(model: nn.Module) -> bytes:
-    """The model's state dict as safetensors; its own save_file hides that a disk is full."""
+    """Return the model's state dict as safetensors; its own save_file hides that a disk is full."""
     from safetensors.torch import save as as_bytes
 
     state = model.state_dict().items()
@@ -187,7 +187,7 @@ def limited_by(path: Path) -> Iterator[None]:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The state dict in a .safetensors, .pt or .pth file, without running a pickle."""
+    """Return the state dict in a .safetensors, .pt or .pth file, without running a pickle."""
     if not path.is_file():
         raise UserError(f"no weights file at {path}: check the path")
     try:
@@ -215,7 +215,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def load_tensors(file: Path) -> Any:
-    """What torch.save wrote, tensors and plain values only; raise for more than the file holds."""
+    """Return what torch.save wrote, tensors and plain values only; raise for more than the file holds."""
     if is_zipfile(file):
         with ZipFile(file) as archive:  # torch.save compresses nothing
             announced = sum(info.file_size for info in archive.infolist())
@@ -225,7 +225,7 @@ def load_tensors(file: Path) -> Any:
 
 
 def read_view(saved: dict[str, Any]) -> View:
-    """The view that `save` wrote; ValueError for values that no view may have."""
+    """Return the view that `save` wrote; ValueError for values that no view may have."""
     crop = saved["crop"] and tuple(int(side) for side in saved["crop"])
     resize = saved["resize"] and int(saved["resize"])
     channels = int(saved["channels"])

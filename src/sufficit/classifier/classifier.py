@@ -74,7 +74,7 @@ class Classifier:
     def load(
         cls, source: str | Path, *, weights: str | Path | None = "default", **options: Any
     ) -> "Classifier":
-        """The classifier torchvision:NAME, timm:NAME or transformers:NAME, or one in a folder.
+        """Return the classifier torchvision:NAME, timm:NAME or transformers:NAME, or one in a folder.
 
         python:FILE.py:FUNCTION or python:MODULE:FUNCTION runs a function of your own that returns
         a model or a classifier. `weights` is "default" for the published ones, None for random
@@ -85,7 +85,7 @@ class Classifier:
         return load(source, weights, options)
 
     def with_score(self, score: Callable[[Any], Tensor]) -> "Classifier":
-        """The same model, judged by one number per image: score(what it returns) -> [N].
+        """Return the same model, judged by one number per image: score(what it returns) -> [N].
 
         Its one logit is that number, so methods explain it. Scores are relative to that of the
         whole image.
@@ -156,18 +156,18 @@ class Classifier:
         return whole
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Logits of images in 0..1: [N,C,H,W] -> [N,classes]."""
+        """Return logits of images in 0..1: [N,C,H,W] -> [N,classes]."""
         inputs = self.normalize(images)
         with self.in_eval_mode():
             return self.logits_of(inputs)
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of the layer and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""
+        """Return features of the layer and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""
         (found,), logits = self.stages(images, (self.feature_layer(images),))
         return found, logits
 
     def stages(self, images: Tensor, names: Sequence[str]) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Features of several layers and logits, in one pass: each [N,K,h,w], and [N,classes]."""
+        """Return features of several layers and logits, in one pass: each [N,K,h,w], and [N,classes]."""
         seen: dict[str, Any] = {}
 
         def record(name: str, _: nn.Module, __: object, output: Any) -> None:
@@ -188,7 +188,7 @@ class Classifier:
     def stage_layers(
         self, images: Tensor, most: int = 3, last: str | None = None
     ) -> tuple[str, ...]:
-        """The feature layer, or `last`, and up to `most` - 1 finer or earlier ones before it."""
+        """Return the feature layer, or `last`, and up to `most` - 1 finer or earlier ones before it."""
         last = layers.resolve(self.model, last or self.feature_layer(images))
         if most == 1 or self.reshape is not None:  # a reshape is for one layer
             return (last,)
@@ -199,7 +199,7 @@ class Classifier:
             )
 
     def feature_layer(self, images: Tensor) -> str:
-        """The layer that was given, else the last one with a grid at this size of images."""
+        """Return the layer that was given, else the last one with a grid at this size of images."""
         if self.layer is not None and self._found_at is None:
             return self.layer
         with torch.no_grad(), self.in_eval_mode():
@@ -211,11 +211,11 @@ class Classifier:
         return self.layer
 
     def as_grid(self, output: Any, inputs: Tensor, layer: str = "") -> Tensor:
-        """A layer's output as [N,K,h,w], tokens in the image's layout; errors name the layer."""
+        """Return a layer's output as [N,K,h,w], tokens in the image's layout; errors name the layer."""
         return self.reshape(output) if self.reshape else layers.to_grid(output, inputs, layer)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Images in 0..1 as the model expects them: its device, mean, std and dtype."""
+        """Return images in 0..1 as the model expects them: its device, mean, std and dtype."""
         # Only the form, at every call: to check values would wait for the GPU.
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check_form(images)
@@ -230,7 +230,7 @@ class Classifier:
         return ((moved - mean) / std).to(self.dtype)
 
     def logits_of(self, inputs: Tensor) -> Tensor:
-        """Logits of what `normalize` returned; the model must be in eval mode.
+        """Return logits of what `normalize` returned; the model must be in eval mode.
 
         The model gets a copy, because it may work in place on what may be the caller's images.
         """
@@ -242,7 +242,7 @@ class Classifier:
             return self._forward(self.bare, inputs.clone())
 
     def as_logits(self, output: Tensor) -> Tensor:
-        """Logits of what the model gives: [N,C]."""
+        """Return logits of what the model gives: [N,C]."""
         probabilities = self.output == outputs.PROBABILITIES
         return outputs.to_logits(output, self.ends_in) if probabilities else output
 
@@ -321,7 +321,7 @@ class Classifier:
 
 @layers.kept
 def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """One number per channel: [C,1,1]."""
+    """Return one number per channel: [C,1,1]."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
 
 
@@ -379,7 +379,7 @@ def check_extremes(extremes: Tensor) -> None:
 
 
 def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | None:
-    """Targets as whole numbers [N], or None."""
+    """Return targets as whole numbers [N], or None."""
     if targets is None:
         return None
     try:

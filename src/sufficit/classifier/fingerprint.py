@@ -27,7 +27,7 @@ class Fingerprint:
 
 
 def fingerprint(classifier: Classifier) -> Fingerprint:
-    """The fingerprint of a classifier, computed again only if its weights have changed."""
+    """Return the fingerprint of a classifier, computed again only if its weights have changed."""
     key = (_state(classifier.bare), classifier.mean, classifier.std, classifier.output)
     if classifier.bare not in _known or _known[classifier.bare][0] != key:
         _known[classifier.bare] = (key, _take(classifier))
@@ -36,14 +36,14 @@ def fingerprint(classifier: Classifier) -> Fingerprint:
 
 @lru_cache(maxsize=16)
 def same(one: Fingerprint, other: Fingerprint) -> bool:
-    """Whether both belong to one classifier, in the same or another precision."""
+    """Return whether both belong to one classifier, in the same or another precision."""
     if one.architecture != other.architecture or len(one.sketch) != len(other.sketch):
         return False
     return all(abs(a - b) <= TOLERANCE for a, b in zip(one.sketch, other.sketch, strict=True))
 
 
 def read(saved: Any) -> Fingerprint:
-    """The fingerprint that a JSON file holds."""
+    """Return the fingerprint that a JSON file holds."""
     try:
         architecture = saved["architecture"]
         sketch = tuple(map(float, saved["sketch"]))
@@ -56,7 +56,7 @@ def read(saved: Any) -> Fingerprint:
 
 
 def digest(*tensors: Tensor) -> str:
-    """A short digest of the tensors' shapes, dtypes and bits.
+    """Return a short digest of the tensors' shapes, dtypes and bits.
 
     >>> [digest(torch.zeros(2)) == digest(other) for other in (torch.zeros(2), torch.ones(2))]
     [True, False]
@@ -70,7 +70,7 @@ def digest(*tensors: Tensor) -> str:
 
 @torch.no_grad()
 def _state(model: nn.Module) -> list[object]:
-    """What changes with the weights: their addresses, and how often each was written to.
+    """Return what changes with the weights: their addresses, and how often each was written to.
 
     Torch counts no write through `.data` or to inference tensors. The sums of the first and last
     parameters show most of those for one small read. To read all weights takes far longer.
@@ -96,7 +96,7 @@ def _take(classifier: Classifier) -> Fingerprint:
 
 
 def _sketch(tensor: Tensor) -> Tensor:
-    """The tensor along a fixed wave of mean square 1, over its length; log of the length: [2]."""
+    """Return the tensor along a fixed wave of mean square 1, over its length; log of the length: [2]."""
     flat = tensor.contiguous().flatten().double().cpu().nan_to_num(nan=0.0)
     flat = flat.clamp(-_MAX_VALUE, _MAX_VALUE)
     wave = torch.arange(1, len(flat) + 1, dtype=torch.float64, device="cpu").cos() * 2**0.5

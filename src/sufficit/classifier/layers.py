@@ -60,7 +60,7 @@ def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile, DataParallel or DistributedDataParallel."""
+    """Return the model inside torch.compile, DataParallel or DistributedDataParallel."""
     while True:
         if type(model).__name__ == "OptimizedModule":
             model = model.get_submodule("_orig_mod")
@@ -78,7 +78,7 @@ def check_name(layer: object) -> None:
 
 
 def resolve(model: nn.Module, layer: str) -> str:
-    """The layer's name in the bare model, from its name there or in the wrapped model.
+    """Return the layer's name in the bare model, from its name there or in the wrapped model.
 
     >>> resolve(nn.DataParallel(nn.Sequential(nn.ReLU())), "module.0")
     '0'
@@ -100,7 +100,7 @@ def resolve(model: nn.Module, layer: str) -> str:
 
 
 def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str:
-    """The last layer whose output still has a grid.
+    """Return the last layer whose output still has a grid.
 
     In a transformer that is the LayerNorm before the last attention (what grad-cam's users choose);
     in a CNN the last module, pooling aside, whose output is a map of more than one cell.
@@ -126,7 +126,7 @@ def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str
 def find_stages(
     model: nn.Module, forward: Callable[[], object], inputs: Tensor, last: str, most: int
 ) -> tuple[str, ...]:
-    """The last layer and up to `most` - 1 before it that see other things, the coarsest last.
+    """Return the last layer and up to `most` - 1 before it that see other things, the coarsest last.
 
     In a pyramid (CNN, Swin, ConvNeXt) that is the last block at each finer resolution, if there is
     none the last layer there. In a transformer of one resolution it is a block at each equal share
@@ -157,13 +157,13 @@ def find_stages(
 
 
 def _weighted(block: nn.Module) -> int:
-    """How many layers with weights a block has."""
+    """Return how many layers with weights a block has."""
     kinds = (nn.Conv2d, nn.Linear)
     return sum(isinstance(module, kinds) for module in block.modules())
 
 
 def _blocks(calls: list[tuple[str, nn.Module]]) -> list[str]:
-    """The layers of the shallowest list of three or more alike that have parts."""
+    """Return the layers of the shallowest list of three or more alike that have parts."""
     lists: dict[tuple[str, type], list[str]] = {}
     for name, module in calls:
         if any(module.children()):
@@ -182,7 +182,7 @@ class _Call(NamedTuple):
 
 
 def _calls(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> list[_Call]:
-    """The calls of all layers, in the order in which they finish."""
+    """Return the calls of all layers, in the order in which they finish."""
     calls: list[_Call] = []
 
     def note(name: str, module: nn.Module, _: object, output: object) -> None:
@@ -204,14 +204,14 @@ def _calls(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> l
 
 
 def first(output: Any) -> Any:
-    """A layer's output or, if that is a tuple or list, the first thing in it."""
+    """Return a layer's output or, if that is a tuple or list, the first thing in it."""
     while isinstance(output, tuple | list) and output:
         output = output[0]
     return output
 
 
 def with_first(output: Any, tensor: Tensor) -> Any:
-    """A layer's output with another tensor in the place of the first.
+    """Return a layer's output with another tensor in the place of the first.
 
     >>> with_first((torch.zeros(1), "attention"), torch.ones(1))
     (tensor([1.]), 'attention')
@@ -253,7 +253,7 @@ def _no_grid(layer: str, came: str) -> UserError:
 
 
 def _channels_last(shape: tuple[int, ...], inputs: Tensor) -> bool:
-    """Whether [N,a,b,c] is [N,h,w,K]: only that order has the image's proportions."""
+    """Return whether [N,a,b,c] is [N,h,w,K]: only that order has the image's proportions."""
     height, width = inputs.shape[-2:]
     _, a, b, c = shape
     # Proportions agree up to the rounding of strides.
@@ -262,7 +262,7 @@ def _channels_last(shape: tuple[int, ...], inputs: Tensor) -> bool:
 
 
 def _token_grid(tokens: int, inputs: Tensor) -> tuple[int, int] | None:
-    """The h x w, in the image's proportions, that leaves the fewest prefix tokens (at most 8)."""
+    """Return the h x w, in the image's proportions, that leaves the fewest prefix tokens (at most 8)."""
     height, width = inputs.shape[-2:]
     for cells in range(tokens, max(tokens - 9, 1), -1):
         h = round(math.sqrt(cells * height / width))

@@ -45,7 +45,7 @@ def load_classifier(
     output: str | None = None,
     prompts: Sequence[str] | None = None,
 ) -> Classifier:
-    """The classifier that words of the command line name, on its device and in its precision."""
+    """Return the classifier that words of the command line name, on its device and in its precision."""
     chosen = device_named(device)
     options: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     if prompts is not None:
@@ -67,7 +67,7 @@ def load_classifier(
 
 
 def size_named(text: str) -> tuple[int, int]:
-    """Height and width from 224 or 224x320.
+    """Return height and width from 224 or 224x320.
 
     >>> size_named("224"), size_named("224x320")
     ((224, 224), (224, 320))
@@ -80,7 +80,7 @@ def size_named(text: str) -> tuple[int, int]:
 
 
 def device_named(name: str) -> torch.device:
-    """The device of that name, if it can be used here; auto is a GPU if there is one."""
+    """Return the device of that name, if it can be used here; auto is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -133,7 +133,7 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
 
 
 def _read(folder: Path) -> Classifier:
-    """The classifier that `save` wrote. The folder is untrusted."""
+    """Return the classifier that `save` wrote. The folder is untrusted."""
     path = folder / DESCRIPTION
     if not path.is_file():
         raise UserError(
@@ -197,7 +197,7 @@ def _torchvision_names() -> list[str]:
 
 
 def _torchvision_weights(name: str) -> Any:
-    """The set of weights that NAME@WEIGHTS names; the newest for NAME alone."""
+    """Return the set of weights that NAME@WEIGHTS names; the newest for NAME alone."""
     name, _, chosen = name.partition("@")
     if name not in _torchvision_names():
         raise unknown("torchvision model", name, _torchvision_names())
@@ -272,7 +272,7 @@ def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifie
 def _from_hub(
     auto: Any, source: str, published: bool, given: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """A model of transformers, and mean, std and view of its images; no code of the hub is run."""
+    """Return a model of transformers, and mean, std and view of its images; no code of the hub is run."""
     transformers = extra("transformers", source)
     name = source.partition(":")[2]
     where = _SAFE | {key: given.pop(key) for key in _HUB_OPTIONS & given.keys()}
@@ -308,7 +308,7 @@ def _from_hub(
 
 
 def _processor_view(processor: Any) -> View:
-    """What a processor of transformers does to an image, as far as a View can express it."""
+    """Return what a processor of transformers does to an image, as far as a View can express it."""
     size = dict(processor.size)
     crop = dict(getattr(processor, "crop_size", None) or {})
     how = Resampling(getattr(processor, "resample", None) or 2).name.lower()
@@ -352,7 +352,7 @@ def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classif
 
 
 def _takes(function: Callable[..., Any], option: str) -> bool:
-    """Whether a function takes an argument by this name; True where that is unknown."""
+    """Return whether a function takes an argument by this name; True where that is unknown."""
     try:
         inspect.signature(function, follow_wrapped=False).bind_partial(**{option: None})
     except TypeError:
@@ -373,7 +373,7 @@ SOURCES: dict[str, Callable[[str, bool, dict[str, Any]], Classifier]] = {
 
 
 def known_models() -> Iterator[tuple[str, str]]:
-    """Every model with a name, and a line about it."""
+    """Return every model with a name, and a line about it."""
     yield "sufficit:digits", "ships with the package: ten digits in noise, 64 pixels"
     yield "sufficit:pets", f"ships with the package: {BREEDS} breeds of cats and dogs, 128 pixels"
     from torchvision.models import get_model_weights
@@ -396,7 +396,7 @@ def known_models() -> Iterator[tuple[str, str]]:
 
 
 def extra(name: str, needed_by: str) -> ModuleType:
-    """The package behind an extra; raise with the command that installs it."""
+    """Return the package behind an extra; raise with the command that installs it."""
     try:
         return import_module(EXTRAS.get(name, name))
     except ImportError as error:
@@ -405,7 +405,7 @@ def extra(name: str, needed_by: str) -> ModuleType:
 
 
 def _fetch(model: str, build: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """What a library builds of a model; what it raises becomes one line with the remedy."""
+    """Return what a library builds of a model; what it raises becomes one line with the remedy."""
     try:
         return build(*given, **options)
     except UserError:

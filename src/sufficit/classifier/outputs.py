@@ -19,7 +19,7 @@ class OutputWarning(UserWarning):
 
 
 def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -> Tensor:
-    """What a model gives for each class: a tensor, its .logits, or the first of a tuple: [N,C]."""
+    """Return what a model gives for each class: a tensor, its .logits, or the first of a tuple: [N,C]."""
     try:
         output = model(inputs)
     except RuntimeError as error:
@@ -61,7 +61,7 @@ def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -
 
 
 def as_logit(values: Any, n: int) -> Tensor:
-    """The numbers of a score as logits of one class: [N] -> [N,1]."""
+    """Return the numbers of a score as logits of one class: [N] -> [N,1]."""
     if not isinstance(values, Tensor) or values.shape != (n,) or values.is_complex():
         came = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise UserError(
@@ -72,7 +72,7 @@ def as_logit(values: Any, n: int) -> Tensor:
 
 
 def kind_of(output: Tensor, *, probabilities: bool = False) -> str | None:
-    """Softmax if each row is non-negative and sums to 1, of finite [N,C].
+    """Return softmax if each row is non-negative and sums to 1, of finite [N,C].
 
     Rows of zeros and a single one may as well be logits of a model made by hand, unless they are
     known to be `probabilities`: those are of a softmax that is sure, or else of a sigmoid.
@@ -90,7 +90,7 @@ def kind_of(output: Tensor, *, probabilities: bool = False) -> str | None:
 
 
 def to_logits(output: Tensor, kind: str | None) -> Tensor:
-    """The logits that a sigmoid had, or a softmax, of which each row then has the mean 0: [N,C].
+    """Return the logits that a sigmoid had, or a softmax, of which each row then has the mean 0: [N,C].
 
     >>> to_logits(torch.tensor([[3.0, 1.0, -1.0]]).softmax(1), "softmax").round(decimals=4)
     tensor([[ 2.,  0., -2.]])

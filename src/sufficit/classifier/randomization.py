@@ -35,7 +35,7 @@ def copied(classifier: Classifier) -> Classifier:
 
 
 def cascade(classifier: Classifier, images: Tensor, steps: int = STEPS) -> list[Block]:
-    """The blocks to re-initialise, from the output to the input, at most `steps`.
+    """Return the blocks to re-initialise, from the output to the input, at most `steps`.
 
     Neighbouring blocks are merged if there are too many, but the one at the output stays alone.
     """
@@ -73,7 +73,7 @@ def randomise(model: nn.Module, block: Block, seed: int) -> None:
 
 
 def _units(classifier: Classifier, images: Tensor) -> dict[str, list[str]]:
-    """Modules with weights of their own by the module that calls them, last used first.
+    """Return modules with weights of their own by the module that calls them, last used first.
 
     A module that is never called itself, as the projection inside nn.MultiheadAttention, belongs to
     the nearest parent that is called.
@@ -104,7 +104,7 @@ def _has_statistics(module: nn.Module) -> bool:
 
 
 def _joined(blocks: list[Block]) -> Block:
-    """One block of several.
+    """Return one block of several.
 
     >>> _joined([Block("encoder.layer_2", ()), Block("encoder.layer_1", ())]).name
     'encoder.layer_2 to layer_1'

@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 def code_digest(*made: object) -> str:
-    """A short digest of the user's code that defines functions and classes; "" where none does.
+    """Return a short digest of the user's code that defines functions and classes; "" where none does.
 
     It covers their files and the files in the same folders that they import, also inside of
     functions.
@@ -67,7 +67,7 @@ def identity_of(made: object) -> str:
 
 
 def _plain(value: object) -> str:
-    """The numbers and words in a value, as text that is the same in every process; "" for none."""
+    """Return the numbers and words in a value, as text that is the same in every process; "" for none."""
     if isinstance(value, str | bytes | int | float | bool):
         return repr(value)
     if isinstance(value, Mapping):
@@ -81,12 +81,12 @@ def _plain(value: object) -> str:
 
 
 def code_of(model: nn.Module) -> str:
-    """The digest of the user's code that defines a model's classes."""
+    """Return the digest of the user's code that defines a model's classes."""
     return code_digest(*{type(module) for module in model.modules()})
 
 
 def versions_of(model: nn.Module) -> dict[str, str]:
-    """The versions of the packages that define a model's classes."""
+    """Return the versions of the packages that define a model's classes."""
     found = dict[str, str]()
     for name in sorted({type(m).__module__.partition(".")[0] for m in model.modules()}):
         with suppress(PackageNotFoundError):
@@ -95,7 +95,7 @@ def versions_of(model: nn.Module) -> dict[str, str]:
 
 
 def is_installed(path: Path) -> bool:
-    """Whether a file is of Python, of an installed package or of this one."""
+    """Return whether a file is of Python, of an installed package or of this one."""
     path = path.resolve()
     packages = {"site-packages", "dist-packages"}
     homes = (Path(os.__file__).resolve().parent, OURS.resolve())
@@ -103,7 +103,7 @@ def is_installed(path: Path) -> bool:
 
 
 def _defined(one: object) -> object:
-    """The function or class that says what an object does."""
+    """Return the function or class that says what an object does."""
     while isinstance(one, partial):
         one = one.func
     one = inspect.unwrap(one) if callable(one) else one
@@ -112,7 +112,7 @@ def _defined(one: object) -> object:
 
 
 def _with_imports(files: Iterable[Path]) -> set[Path]:
-    """The files, and the user's files that they import."""
+    """Return the files, and the user's files that they import."""
     found = set(files)
     own = [p for p in map(Path, sys.path) if not is_installed(p)]
     invalidate_caches()  # a file may have been written a moment ago
@@ -131,7 +131,7 @@ def _with_imports(files: Iterable[Path]) -> set[Path]:
 
 
 def python_function(name: str) -> Callable[..., Any]:
-    """The user's function FILE.py:FUNCTION or MODULE:FUNCTION. Its file is run."""
+    """Return the user's function FILE.py:FUNCTION or MODULE:FUNCTION. Its file is run."""
     place, _, function = name.rpartition(":")
     if not place:
         raise UserError(f"python:{name} names no function: write python:FILE.py:FUNCTION")
@@ -146,7 +146,7 @@ def python_function(name: str) -> Callable[..., Any]:
 
 
 def _python_module(place: str) -> ModuleType:
-    """The user's module, which may import its neighbours."""
+    """Return the user's module, which may import its neighbours."""
     path = Path(place)
     spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
     if spec is None or spec.loader is None:
@@ -162,7 +162,7 @@ def _python_module(place: str) -> ModuleType:
 
 
 def run_user_code(name: str, run: Callable[[], Result]) -> Result:
-    """What the user's code returns; what it raises becomes one line that says where."""
+    """Return what the user's code returns; what it raises becomes one line that says where."""
     try:
         return run()
     except (torch.OutOfMemoryError, NotFiniteError, SkipError):

@@ -32,7 +32,7 @@ class ZeroShot(nn.Module):
         self.register_buffer("bias", shift)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the prompts."""
+        """Return logits of the prompts."""
         features = self.projection(self.vision(pixel_values=images).pooler_output)
         cosines = nn.functional.normalize(features, dim=1) @ self.texts.T
         logits: Tensor = self.scale * cosines + self.bias
@@ -40,7 +40,7 @@ class ZeroShot(nn.Module):
 
 
 def zero_shot(model: Any, tokenizer: Any, prompts: Sequence[str]) -> ZeroShot:
-    """A classifier of prompts from a model of transformers and its tokenizer."""
+    """Return a classifier of prompts from a model of transformers and its tokenizer."""
     parts = ("vision_model", "get_text_features", "logit_scale")
     if not all(hasattr(model, part) for part in parts):
         raise UserError(
@@ -57,7 +57,7 @@ def zero_shot(model: Any, tokenizer: Any, prompts: Sequence[str]) -> ZeroShot:
 
 
 def check_prompts(prompts: Any) -> list[str]:
-    """The prompts, two or more different texts; raise for anything else."""
+    """Return the prompts, two or more different texts; raise for anything else."""
     texts = [one.strip() if isinstance(one, str) else one for one in prompts or ()]
     wrong = isinstance(prompts, str) or not all(isinstance(one, str) and one for one in texts)
     if wrong or len(texts) < 2 or len({*texts}) < len(texts):

@@ -52,13 +52,13 @@ class Batch:
         return replace(self, known={})
 
     def places(self, sample: Sample) -> list[int]:
-        """The rows of the images that belong to a sample."""
+        """Return the rows of the images that belong to a sample."""
         return [
             row for row, number in enumerate(self.numbers) if sample is None or number in sample
         ]
 
     def rows(self, some: Sequence[int]) -> "Batch":
-        """Some of the images, with all that is known of them."""
+        """Return some of the images, with all that is known of them."""
         if list(some) == list(range(len(self))):
             return self
         places = list(some)

@@ -59,7 +59,7 @@ def synthetic_digits(n: int, *, seed: int = 0, held_out: bool = True, copies: in
 def draw_digits(
     n: int, seed: int, copies: int, *, held_out: bool, second: Choice | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, the label of each digit and its ink: [n,3,H,W], [n,copies], [n,copies,H,W].
+    """Return images, the label of each digit and its ink: [n,3,H,W], [n,copies], [n,copies,H,W].
 
     `second` chooses other digits than the first one, by a last chance.
     """
@@ -97,7 +97,7 @@ def draw_digits(
 
 @cache
 def embedded_digits(held_out: bool) -> tuple[Tensor, Tensor]:
-    """The digits [n,28,28] in 0..1 and their labels, the held-out part or the other."""
+    """Return the digits [n,28,28] in 0..1 and their labels, the held-out part or the other."""
     pixels, classes = extra("digits", "drawing digits").mnist_data()
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     part = order[-HELD_OUT:] if held_out else order[:-HELD_OUT]
@@ -123,12 +123,12 @@ def compose_all(
 
 
 def salt_of(key: tuple[int, str]) -> int:
-    """A number for (seed, part)."""
+    """Return a number for (seed, part)."""
     return key[0] * 2 + ("train", "test").index(key[1])
 
 
 def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor]:
-    """Images of D digits from left to right: [N,D,28,28], [N] -> [N,3,64,64], [N,D,64,64]."""
+    """Return images of D digits from left to right: [N,D,28,28], [N] -> [N,3,64,64], [N,D,64,64]."""
     digits = strokes.shape[1]
     drawn = chances(numbers, PIXELS + BULK_CHOICES + 3 * (digits - 1), salt)
     images = 0.6 * drawn[:, :PIXELS].view(-1, 3, SIDE, SIDE)
@@ -172,15 +172,15 @@ def chances(numbers: Tensor, k: int, salt: int) -> Tensor:
 
 
 def _whole(chance: Iterator[float], low: int, end: int) -> int:
-    """The next chance as a whole number in low..end-1."""
+    """Return the next chance as a whole number in low..end-1."""
     return low + int(next(chance) * (end - low))
 
 
 def _colour(chance: Iterator[float]) -> Tensor:
-    """The next three chances as a colour: [3,1,1]."""
+    """Return the next three chances as a colour: [3,1,1]."""
     return torch.tensor([next(chance), next(chance), next(chance)]).view(3, 1, 1)
 
 
 def wholes(chance: Tensor, low: int, end: int | Tensor) -> Tensor:
-    """Chances as whole numbers in low..end-1."""
+    """Return chances as whole numbers in low..end-1."""
     return low + (chance * (end - low)).long()

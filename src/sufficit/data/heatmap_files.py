@@ -77,7 +77,7 @@ class HeatmapFile:
         self._closing.close()
 
     def key(self, name: str) -> str | None:
-        """The key of an image: its path in the folder, or its name or stem if that is unique.
+        """Return the key of an image: its path in the folder, or its name or stem if that is unique.
 
         Raise if a key also fits an image that was asked for before.
         """
@@ -98,7 +98,7 @@ class HeatmapFile:
         return fits[0] if fits else None
 
     def digest(self) -> str:
-        """A short hash of the file's heatmaps."""
+        """Return a short hash of the file's heatmaps."""
         if self.path.suffix == ".npz":
             # The archive has a checksum of each array, so that none need be unpacked.
             known = [(name, info.CRC, info.file_size) for name, info in self._members.items()]
@@ -112,7 +112,7 @@ class HeatmapFile:
         return bool(self._shares)
 
     def share(self, key: str) -> float:
-        """The share of the pixels that a cut map marks: above 0, at most 1."""
+        """Return the share of the pixels that a cut map marks: above 0, at most 1."""
         what = f"the share of heatmap {key!r} of {self.path}"
         if key not in self._shares:
             raise HeatmapError(f"{what} is missing, and other heatmaps of the file have one")
@@ -122,11 +122,11 @@ class HeatmapFile:
         return float(found)
 
     def read(self, key: str) -> Tensor:
-        """One heatmap, before the cut if it is cut: [h,w] float32."""
+        """Return one heatmap, before the cut if it is cut: [h,w] float32."""
         return self._read(key, f"heatmap {key!r} of {self.path}", dimensions=2).float()
 
     def _read(self, key: str, what: str, dimensions: int) -> Tensor:
-        """One array."""
+        """Return one array."""
         try:
             with self._lock:
                 if self.path.suffix == ".npz":
@@ -161,7 +161,7 @@ class Write(Protocol):
 
 @contextmanager
 def heatmap_writer(path: Path) -> Iterator[Write]:
-    """A function that writes one heatmap by its image's name: [h,w]."""
+    """Return a function that writes one heatmap by its image's name: [h,w]."""
     with writing(path) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
 
         def write(name: str, value: Tensor, share: float | None = None, /) -> None:

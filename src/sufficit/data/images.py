@@ -42,7 +42,7 @@ class ImageTensor:
     problem: str = ""
 
     def read(self, view: View | None) -> Tensor:
-        """The pixels as they are; the view does not apply: [C,H,W]."""
+        """Return the pixels as they are; the view does not apply: [C,H,W]."""
         return self.pixels
 
     @property
@@ -51,7 +51,7 @@ class ImageTensor:
         return self.pixels.nbytes
 
     def is_there(self) -> bool:
-        """An image in memory always is."""
+        """Return an image in memory always is."""
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -63,7 +63,7 @@ SourceImage = ImageFile | ImageTensor
 
 
 def drawn(images: Iterable[SourceImage], count: int, seed: int) -> list[SourceImage]:
-    """So many of the images, in their order; seed and names decide which, not the order."""
+    """Return so many of the images, in their order; seed and names decide which, not the order."""
 
     # A hash of each name, so that the same images are drawn when others are added or listed first.
     def key(one: tuple[int, SourceImage]) -> bytes:
@@ -91,7 +91,7 @@ class ImageSource:
         names: Sequence[str] | None = None,
         labels: Sequence[int | str] | Tensor | None = None,
     ) -> "ImageSource":
-        """A source of images in memory: [N,C,H,W] in 0..1; labels are class numbers or names.
+        """Return a source of images in memory: [N,C,H,W] in 0..1; labels are class numbers or names.
 
         >>> import torch
         >>> [image.name for image in ImageSource.from_tensors(torch.zeros(2, 3, 8, 8))]
@@ -174,7 +174,7 @@ class Listing:
 def open_images(
     root: Path | str, *, image_column: str | None = None, label_column: str | None = None
 ) -> ImageSource:
-    """Every image below a folder, sorted by path; first-level folders are classes.
+    """Return every image below a folder, sorted by path; first-level folders are classes.
 
     A .tar file, a pattern such as shards/{0000..0012}.tar, or a folder with shards and no images
     gives the images inside the shards, of which only the headers are read. Parquet files give an
@@ -189,12 +189,12 @@ def open_images(
 def list_images(
     root: Path | str, image_column: str | None = None, label_column: str | None = None
 ) -> list[ImageFile]:
-    """All images that `open_images` finds, as a list."""
+    """Return all images that `open_images` finds, as a list."""
     return list(Listing(place(root), image_column, label_column))
 
 
 def plain_name(name: str) -> str:
-    """A class name in lower case, with spaces for _ and -, but for a sign before all.
+    """Return a class name in lower case, with spaces for _ and -, but for a sign before all.
 
     >>> plain_name("Rusty_Blackbird"), plain_name("-1")
     ('rusty blackbird', '-1')
@@ -203,7 +203,7 @@ def plain_name(name: str) -> str:
 
 
 def class_forms(classes: Sequence[str]) -> dict[str, list[int]]:
-    """The numbers of the classes that have a name, to the letter or written plainly."""
+    """Return the numbers of the classes that have a name, to the letter or written plainly."""
     exact = dict[str, list[int]]()
     plain = dict[str, list[int]]()
     for number, name in enumerate(classes):
@@ -213,7 +213,7 @@ def class_forms(classes: Sequence[str]) -> dict[str, list[int]]:
 
 
 def class_named(word: str, forms: Mapping[str, list[int]]) -> int | None:
-    """The number of the class that a word names; None if none is; raise if several are.
+    """Return the number of the class that a word names; None if none is; raise if several are.
 
     >>> class_named("tree-frog", class_forms(["Tree_Frog", "toad"]))
     0

@@ -72,15 +72,15 @@ class Manifest:
     def labelled(
         self, numbers: Mapping[str, int] | None = None, target: int | None = None
     ) -> "Manifest":
-        """The same images with other labels."""
+        """Return the same images with other labels."""
         return self._with(numbers=numbers, target=target)
 
     def at(self, path: Path) -> "Manifest":
-        """The same images; pickled, they are read from another copy of the file."""
+        """Return the same images; pickled, they are read from another copy of the file."""
         return self._with(path=path)
 
     def _with(self, **changed: Any) -> "Manifest":
-        """A copy that shares the open file, whose temporary folder goes with it."""
+        """Return a copy that shares the open file, whose temporary folder goes with it."""
         found = object.__new__(Manifest)
         found.__dict__ = self.__dict__ | changed
         return found
@@ -97,7 +97,7 @@ class Manifest:
         return (entry for unit in units for entry in self.of_unit(unit))
 
     def labels(self) -> npt.NDArray[np.int64]:
-        """The class number of every image; its own number where it has no label: [N]."""
+        """Return the class number of every image; its own number where it has no label: [N]."""
         found = np.arange(len(self))
         if self.target is not None:
             found[:] = self.target
@@ -117,12 +117,12 @@ class Manifest:
             shutil.copyfile(self.path, part)
 
     def row(self, unit: int) -> dict[str, Any]:
-        """The images of a unit by column."""
+        """Return the images of a unit by column."""
         found: dict[str, Any] = self._group(unit // GROUP).slice(unit % GROUP, 1).to_pylist()[0]
         return found
 
     def of_unit(self, unit: int) -> Iterator[Entry]:
-        """The images of a unit."""
+        """Return the images of a unit."""
         row = self.row(unit)
         for k, kind in enumerate(row["kind"]):
             number = unit * self.unit + k
@@ -171,14 +171,14 @@ class Units:
         return Unit(number, tuple(self.entries[k] for k in sorted(self.order[rows].tolist())))
 
     def images_in(self, some: Iterable[int]) -> int:
-        """The number of images of some units."""
+        """Return the number of images of some units."""
         unit = self.entries.unit
         n = self.images
         return sum(min(unit, n - number * unit) for number in some)
 
 
 def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
-    """The manifest of images, in a temporary file that is deleted with it."""
+    """Return the manifest of images, in a temporary file that is deleted with it."""
     if find_spec("pyarrow") is None:
         raise UserError(
             "a run lists its images and writes its results with pyarrow, which is not installed:"
@@ -239,6 +239,6 @@ def _write(path: Path, images: Iterable[SourceImage], unit: int) -> list[ImageTe
 
 
 def _read_group(file: Any, lock: Lock, group: int, columns: Sequence[str] | None = None) -> Any:
-    """A row group of a ParquetFile, as a table."""
+    """Return a row group of a ParquetFile, as a table."""
     with lock:
         return file.read_row_group(group, columns=columns)

@@ -49,7 +49,7 @@ class ParquetImage(ImageFile):
     inside = True
 
     def content(self) -> bytes:
-        """The bytes in its row."""
+        """Return the bytes in its row."""
         with _reading:  # one at a time: threads mostly wait for the same row group
             found = (key for key in _groups if key[:2] == (self.file, self.column))
             key = next((key for key in found if self.start in key[2]), None)
@@ -95,7 +95,7 @@ def images_of_tables(
     label_column: str | None = None,
     classes: list[str] | None = None,
 ) -> Iterator[ParquetImage]:
-    """Every row of these files; an image is named by its path in the row, or FILE/ROW.
+    """Return every row of these files; an image is named by its path in the row, or FILE/ROW.
 
     The paths are names if all rows have one, and no two the same. `classes` gets the names of all
     classes, in order, where the files have them.
@@ -141,7 +141,7 @@ def images_of_tables(
 
 
 def tables_below(root: Path) -> list[Path]:
-    """Every parquet file below a folder; raise if they are the splits of a data set."""
+    """Return every parquet file below a folder; raise if they are the splits of a data set."""
     found = sorted(root.rglob("*.parquet"), key=str)
     hidden = (".", "_", "metadata.")  # metadata.parquet goes with a folder of images
     found = [path for path in found if not path.name.startswith(hidden)]
@@ -163,7 +163,7 @@ def tables_below(root: Path) -> list[Path]:
 def choose_columns(
     schema: Any, path: Path, image_column: str | None = None, label_column: str | None = None
 ) -> Columns:
-    """The columns of a pyarrow schema that hold the images and the labels."""
+    """Return the columns of a pyarrow schema that hold the images and the labels."""
     features = _features(schema)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
@@ -207,7 +207,7 @@ def _wrong(path: Path, what: str, fields: dict[str, Any], option: str, value: st
 
 
 def _bytes_in(name: str, kind: Any) -> str | None:
-    """The column or its field that holds bytes; None if it does not."""
+    """Return the column or its field that holds bytes; None if it does not."""
     if str(kind) in _BYTES:
         return name
     at = kind.get_field_index("bytes") if str(kind).startswith("struct<") else -1
@@ -215,7 +215,7 @@ def _bytes_in(name: str, kind: Any) -> str | None:
 
 
 def _features(schema: Any) -> dict[str, Any]:
-    """The features that Hugging Face's metadata describe, by column."""
+    """Return the features that Hugging Face's metadata describe, by column."""
     try:
         found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
         return {str(name): one for name, one in found.items() if isinstance(one, dict)}
@@ -258,7 +258,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _read_group(image: ParquetImage) -> tuple[tuple[str, str, range], Any]:
-    """The row group that an image is in, as `_groups` has it."""
+    """Return the row group that an image is in, as `_groups` has it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -281,7 +281,7 @@ def _read_group(image: ParquetImage) -> tuple[tuple[str, str, range], Any]:
 
 
 def _are_names(columns: Sequence[Any]) -> bool:
-    """Whether all paths are there, lead nowhere else, and differ."""
+    """Return whether all paths are there, lead nowhere else, and differ."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -294,7 +294,7 @@ def _are_names(columns: Sequence[Any]) -> bool:
 
 
 def _word(value: Any, names: Sequence[str] | None, path: Path) -> str | None:
-    """The word for a label; None if there is none."""
+    """Return the word for a label; None if there is none."""
     if isinstance(value, float):  # whole numbers are stored so where some are missing
         if not math.isnan(value) and not value.is_integer():
             raise UserError(f"{path} has label {value}: give class numbers or names as labels")
@@ -310,7 +310,7 @@ def _word(value: Any, names: Sequence[str] | None, path: Path) -> str | None:
 
 
 def _pattern(names: Sequence[str]) -> str:
-    """A pattern that these names match.
+    """Return a pattern that these names match.
 
     >>> _pattern(["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"])
     'data/train-*.parquet'

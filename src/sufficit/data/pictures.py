@@ -39,7 +39,7 @@ def read_picture(
     kinds: tuple[str, ...] | None = None,
     most_pixels: int | None = None,
 ) -> Image.Image:
-    """What the model sees of an image, in mode L or RGB.
+    """Return what the model sees of an image, in mode L or RGB.
 
     `kinds` are the formats to try, by Pillow's names. What the file announces is checked before any
     pixel is decoded. An animation gives its first frame; transparency is dropped.
@@ -51,14 +51,14 @@ def read_picture(
 
 
 def read_mask(file: Path | BinaryIO) -> Image.Image:
-    """The numbers of a palette, bits or grey values as they are; colours as grey."""
+    """Return the numbers of a palette, bits or grey values as they are; colours as grey."""
     with _reading(file) as opened:
         upright = ImageOps.exif_transpose(opened)
         return upright.copy() if upright.mode in ("1", "P", "L") else upright.convert("L")
 
 
 def upright_size(file: Path | BinaryIO) -> tuple[int, int]:
-    """Height and width of an image, turned as its orientation says; no pixel is decoded."""
+    """Return height and width of an image, turned as its orientation says; no pixel is decoded."""
     with _reading(file) as opened:
         width, height = opened.size
         if opened.format == "TIFF":  # of which Pillow turns `size`, some versions do not
@@ -70,7 +70,7 @@ def upright_size(file: Path | BinaryIO) -> tuple[int, int]:
 def _reading(
     file: Path | BinaryIO, kinds: tuple[str, ...] | None = None, most_pixels: int | None = None
 ) -> Iterator[ImageFile]:
-    """An open image whose announced size is safe; what goes wrong inside is a BadImageError."""
+    """Return an open image whose announced size is safe; what goes wrong inside is a BadImageError."""
     try:
         with Image.open(file, formats=kinds or FORMATS) as opened:
             _check_size(*opened.size, most_pixels)
@@ -146,5 +146,5 @@ def seen(image: Image.Image, view: "View") -> Image.Image:
 
 
 def _start(side: int, crop: int) -> int:
-    """Where a crop of the centre starts; below 0 if the side is shorter than the crop."""
+    """Return where a crop of the centre starts; below 0 if the side is shorter than the crop."""
     return round((side - crop) / 2) if side >= crop else -((crop - side) // 2)

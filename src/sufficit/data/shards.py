@@ -36,7 +36,7 @@ class ShardImage(ImageFile):
     inside = True
 
     def content(self) -> bytes:
-        """The bytes of its file inside the shard."""
+        """Return the bytes of its file inside the shard."""
         if self.fault:
             raise BadImageError(self.fault)
         with while_there(self.path):
@@ -70,7 +70,7 @@ class _File:
 
 
 def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
-    """Every image of these shards, in their order, named shard/name.
+    """Return every image of these shards, in their order, named shard/name.
 
     The label of a sample is the word in KEY.cls, or under "label" or "cls" in KEY.json: a class
     name or number.
@@ -96,7 +96,7 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
 
 
 def _samples_in(path: Path) -> tuple[str, list[tuple[list[_File], str | None]]]:
-    """The version of a shard, and its samples, each with the word for its class."""
+    """Return the version of a shard, and its samples, each with the word for its class."""
     # Requests for single headers would take longer than reading all in between.
     with while_there(path), path.open("rb", AHEAD if is_remote(path) else -1) as file:
         samples = _samples(_files(file, path))
@@ -104,7 +104,7 @@ def _samples_in(path: Path) -> tuple[str, list[tuple[list[_File], str | None]]]:
 
 
 def _name_problem(name: str, taken: set[str]) -> str:
-    """Why a file of this name is refused, or ""; `taken` are the names before it."""
+    """Return why a file of this name is refused, or ""; `taken` are the names before it."""
     path = PureWindowsPath(name)  # it knows both kinds of slashes
     if path.root or ".." in path.parts or "\0" in name:
         return f"its name can't be that of a file below a folder ({name[:100]!r})"
@@ -116,7 +116,7 @@ def _name_problem(name: str, taken: set[str]) -> str:
 
 
 def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
-    """Consecutive files of one key; a cut belongs to the sample before it."""
+    """Return consecutive files of one key; a cut belongs to the sample before it."""
     sample: list[_File] = []
     for file in files:
         if sample and not file.cut and file.key != sample[0].key:
@@ -128,7 +128,7 @@ def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
 
 
 def _label(file: BinaryIO, sample: Sequence[_File]) -> str | None:
-    """The word for a sample's class; None if there is none."""
+    """Return the word for a sample's class; None if there is none."""
     for one in sample:
         if one.suffix not in (".cls", ".json"):
             continue
@@ -151,7 +151,7 @@ def _content(file: BinaryIO, offset: int, size: int) -> bytes:
 
 
 def _files(file: BinaryIO, shard: Path) -> Iterator[_File]:
-    """The regular files of a tar, found by its headers alone."""
+    """Return the regular files of a tar, found by its headers alone."""
     end = file.seek(0, SEEK_END)
     file.seek(0)
     place = 0

@@ -31,7 +31,7 @@ class Folder:
     target: Literal["label", "prediction"]
 
     def digest(self) -> str:
-        """A short hash of exactly these images, labels and parts."""
+        """Return a short hash of exactly these images, labels and parts."""
         facts = ("name", "size", "version")
         known = []
         for part in (self.training, self.validation):
@@ -72,7 +72,7 @@ def read_folder(
 
 
 def how_many(n: int, share: float) -> int:
-    """How many of n images to hold out: the share up to 256, or 8 or a quarter of a small folder.
+    """Return how many of n images to hold out: the share up to 256, or 8 or a quarter of a small folder.
 
     >>> how_many(8, 0.1), how_many(32, 0.1), how_many(1000, 0.1), how_many(9000, 0.1)
     (2, 8, 100, 256)
@@ -85,7 +85,7 @@ def how_many(n: int, share: float) -> int:
 def evenly(
     labels: Sequence[int] | Tensor, n: int, seed: int, *, spare_half: bool = False
 ) -> Tensor:
-    """The rows of n images, evenly over the classes, drawn by the seed; in rising order.
+    """Return the rows of n images, evenly over the classes, drawn by the seed; in rising order.
 
     Scikit-learn's stratified splits draw in proportion to the class sizes, not evenly. With
     `spare_half`, no class gives more than half of its images as long as others are left.

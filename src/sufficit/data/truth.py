@@ -63,7 +63,7 @@ class TruthMasks:
     masks: Tensor  # [N,H,W]: the object is where it is above 0
 
     def check(self, names: Sequence[str]) -> int:
-        """The number of images that have a truth; raise unless there is a mask for every image."""
+        """Return the number of images that have a truth; raise unless there is a mask for every image."""
         if self.masks.ndim != 3 or len(self.masks) != len(names):
             raise UserError(
                 f"truth must be [N,H,W] with N = {len(names)} images, got"
@@ -72,7 +72,7 @@ class TruthMasks:
         return int((self.masks > 0).flatten(1).any(1).sum())
 
     def read(self, entry: Entry, view: View | None) -> Tensor:
-        """The truth of an image: uint8 [H,W]."""
+        """Return the truth of an image: uint8 [H,W]."""
         return with_boxes((self.masks[entry.number] > 0).cpu()[None])[0]
 
     def digest(self) -> str:
@@ -113,7 +113,7 @@ class TruthFiles:
         return found
 
     def key(self, name: str) -> str | None:
-        """The record of an image: of the same path without suffix, or of the end of one.
+        """Return the record of an image: of the same path without suffix, or of the end of one.
 
         Names from a file may begin above the folder of the images, or below it.
         """
@@ -129,7 +129,7 @@ class TruthFiles:
         return found[0] if found else None
 
     def check(self, names: Sequence[str]) -> int:
-        """The number of images that have a truth; raise for none, or one truth of two images."""
+        """Return the number of images that have a truth; raise for none, or one truth of two images."""
         owners: dict[str, str] = {}
         for name in names:
             key = self.key(name)
@@ -147,7 +147,7 @@ class TruthFiles:
         return len(owners)
 
     def read(self, entry: Entry, view: View | None) -> Tensor:
-        """The truth of an image as the model sees it, all 0 where none is known: uint8 [H,W]."""
+        """Return the truth of an image as the model sees it, all 0 where none is known: uint8 [H,W]."""
         image = entry.image
         key = self.key(entry.image.name)
         try:
@@ -180,7 +180,7 @@ Truth = TruthMasks | TruthFiles
 
 
 def truth_from(given: "Tensor | Path | str | Truth | None") -> Truth | None:
-    """The truth that a user gave: masks [N,H,W], a path, or none."""
+    """Return the truth that a user gave: masks [N,H,W], a path, or none."""
     if given is None or isinstance(given, TruthMasks | TruthFiles):
         return given
     if isinstance(given, Tensor):
@@ -210,19 +210,19 @@ def with_boxes(masks: Tensor) -> Tensor:
 
 
 def _path(name: str) -> PurePosixPath:
-    """A name without the suffix of an image or of XML."""
+    """Return a name without the suffix of an image or of XML."""
     path = PurePosixPath(name)
     return path.with_suffix("") if path.suffix.lower() in (*SUFFIXES, ".xml") else path
 
 
 def _ends(one: PurePosixPath, other: PurePosixPath) -> bool:
-    """Whether the shorter of two paths is the end of the longer."""
+    """Return whether the shorter of two paths is the end of the longer."""
     count = min(len(one.parts), len(other.parts))
     return one.parts[-count:] == other.parts[-count:]
 
 
 def _mask(file: ImageFile, size: tuple[int, int], view: View | None) -> Image.Image:
-    """A mask as a grey picture: 255 on the object."""
+    """Return a mask as a grey picture: 255 on the object."""
     try:
         picture = read_mask(BytesIO(file.content()))
     except BadImageError as error:
@@ -241,7 +241,7 @@ def _mask(file: ImageFile, size: tuple[int, int], view: View | None) -> Image.Im
 
 
 def _drawn(boxes: Sequence[Box], size: tuple[int, int], label: str | None) -> Image.Image:
-    """Boxes as a grey picture of the image's size: 255 where the middle of a pixel is inside.
+    """Return boxes as a grey picture of the image's size: 255 where the middle of a pixel is inside.
 
     Where boxes have the image's own class, those of other classes are left out.
     """
@@ -264,7 +264,7 @@ def _as_seen(picture: Image.Image, view: View | None) -> Tensor:
 
 
 def boxes_at(path: Path) -> dict[str, list[Box]] | None:
-    """The boxes of a file or folder by image name, None for a folder that has none."""
+    """Return the boxes of a file or folder by image name, None for a folder that has none."""
     readers = {".json": _read_coco, ".csv": _read_csv}
     if path.is_dir():
         names = chain(path.glob("*.xml"), path.glob("*/*.xml"))
@@ -306,7 +306,7 @@ def _read_coco(path: Path) -> _Rows:
 
 
 def _read_voc(folder: Path) -> _Rows:
-    """Boxes of one file per image, found by its name."""
+    """Return boxes of one file per image, found by its name."""
     for path in sorted(chain(folder.glob("*.xml"), folder.glob("*/*.xml"))):
         name = path.relative_to(folder).as_posix()
         text = read_limited(path, MOST_XML, _text_of)
@@ -341,7 +341,7 @@ def _read_csv(path: Path) -> _Rows:
 
 
 def _box(path: Path, sides: Sequence[Any], category: str) -> Box:
-    """A box of (x, y, width, height); raise unless these are numbers of pixels."""
+    """Return a box of (x, y, width, height); raise unless these are numbers of pixels."""
     x, y, width, height = (_number(path, side) for side in sides)
     if width < 0 or height < 0:
         raise UserError(f"{path}: a box must have width and height, got {width:g} x {height:g}")

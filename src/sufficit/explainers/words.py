@@ -36,7 +36,7 @@ Named = Method | HeatmapFileSource | ToFit
 
 
 def sources_from(words: str | Iterable[str]) -> dict[str, Named]:
-    """Heatmap sources by name, from words or from one text with commas between them.
+    """Return heatmap sources by name, from words or from one text with commas between them.
 
     A word is the name of a method, with options as in `finer-cam:nearest=5`; the folder of a LAX
     adapter, or `sufficit:digits`; `python:FILE.py:FUNCTION`, a function (classifier, images,
@@ -49,48 +49,52 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Named]:
     {'gradcam': 'gradcam', 'old': HeatmapFileSource(path=PosixPath('maps/gradcam.npz'))}
     """
     listed = words.split(",") if isinstance(words, str) else words
-    given: dict[str, str] = {}
-    found: dict[str, Named] = {}
+    word_of: dict[str, str] = {}  # each source's, by its name
+    sources: dict[str, Named] = {}
     for word in filter(None, map(str.strip, listed)):
-        if word in given.values():
+        if word in word_of.values():
             raise UserError(f"the method {word} is given twice: leave one out")
         name, source = source_from(word)
-        if name in found:
-            wrong = f"two methods are called {name} ({given[name]}, {word})"
+        if name in sources:
+            wrong = f"two methods are called {name} ({word_of[name]}, {word})"
             bare = word.removeprefix(f"{name}=")
             raise UserError(f"{wrong}: write NAME={bare} to give one of them another name")
-        given[name], found[name] = word, source
-    return found
+        word_of[name] = word
+        sources[name] = source
+    return sources
 
 
 def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
-    """The same for commands that draw heatmaps, which take no heatmap file.
+    """Return the same for commands that draw heatmaps, which take no heatmap file.
 
     >>> methods_from("gradcam, layercam")
     {'gradcam': 'gradcam', 'layercam': 'layercam'}
     """
-    found: dict[str, Method] = {}
+    methods: dict[str, Method] = {}
     for name, named in sources_from(words).items():
         # What draws an order is the same with and without the cut.
         source = named.source if isinstance(named, ToFit) else named
         if isinstance(source, HeatmapFileSource):
             wrong = f"{source.path} holds finished heatmaps, where a method that draws them must be"
             raise UserError(f"{wrong}: score the file with sufficit evaluate or sufficit compare")
-        found[name] = source
-    return found
+        methods[name] = source
+    return methods
 
 
 def source_from(word: str) -> tuple[str, Named]:
-    """The name and the heatmap source of one word."""
+    """Return the name and the heatmap source of one word."""
     name, equals, rest = word.partition("=")
+    # An equals sign is also part of options, as in finer-cam:nearest=5, and of some paths.
     if not equals or any(sign in name for sign in ("/", "\\", ":")) or place(word).exists():
-        name, rest = "", word  # the sign is part of a path
+        name = ""
+        rest = word
     if not rest.removesuffix(FIT).strip():
         raise UserError(f"{word} names no source: write NAME=SOURCE, such as mine=gradcam")
     source: Named
     usual, source = _unnamed(rest.removesuffix(FIT))
     if rest.endswith(FIT):
-        usual, source = f"{usual}{FIT}", ToFit(source)
+        usual = f"{usual}{FIT}"
+        source = ToFit(source)
     chosen = safe_name(name if rest != word else usual)
     if chosen in EXPLAINERS and source != chosen:
         remedy = f"write NAME={rest} to give {rest} its own"
@@ -99,6 +103,7 @@ def source_from(word: str) -> tuple[str, Named]:
 
 
 def _unnamed(word: str) -> tuple[str, Method | HeatmapFileSource]:
+    """Return the usual name and the source of a word without NAME=."""
     if split_word(word)[0] in EXPLAINERS or of_library(word):
         explainer_named(word)  # raises for unknown options
         return re.sub(r"[:/\\]+", "-", word), word

@@ -296,7 +296,7 @@ class ViewMasker:
     imputes: bool = False
 
     def batch(self, start: int, stop: int) -> Tensor:
-        """Views start..stop: [T,C,H,W]."""
+        """Return views start..stop: [T,C,H,W]."""
         rows = self.seen[start:stop]
         inputs = self.inputs[rows]
         hidden = self.hidden

@@ -29,7 +29,7 @@ class MaskedModel:
     faster: FastCopy | None = None  # of the model, for masked images
 
     def runner(self, images: Tensor) -> Classifier:
-        """What masked images are sent to: the model, or its faster copy."""
+        """Return what masked images are sent to: the model, or its faster copy."""
         if self.faster is None:
             return self.model
         shape = tuple(images.shape[1:])
@@ -45,7 +45,7 @@ class MaskedModel:
         drawing: Sampling | None = None,
         seed: int = 0,
     ) -> Predictions:
-        """Answers for bands of heatmaps of M sources, one after the other: [MN,H,W] -> [MN,1+B].
+        """Return answers for bands of heatmaps of M sources, one after the other: [MN,H,W] -> [MN,1+B].
 
         The whole image comes first and is taken from the batch. `sizes` are bands of which only the
         size is wanted. With `drawing` each image is asked some of the bands, drawn by seed and
@@ -88,7 +88,7 @@ class MaskedModel:
         score: Score | None = None,
         whole: Tensor | None = None,
     ) -> ViewPredictions:
-        """Answers for any of the images through any of the masks: [N,C,H,W], [M,H,W] -> [T].
+        """Return answers for any of the images through any of the masks: [N,C,H,W], [M,H,W] -> [T].
 
         They are on the model's device, which is not waited for. `views` are the numbers of image
         and mask of each view, each [T]; targets are [T] too.
@@ -115,7 +115,7 @@ class MaskedModel:
         sizes: Sequence[Band] = (),
         nothing: Predictions | None = None,
     ) -> Predictions:
-        """Answers for bands of maps of ones: [N,1+B], the whole image first.
+        """Return answers for bands of maps of ones: [N,1+B], the whole image first.
 
         A band of values keeps all pixels or none, so that the model is asked at most for images of
         which nothing is shown, and not if their answers `nothing` are known: [N,1]. A band of ranks
@@ -149,16 +149,16 @@ class MaskedModel:
         )
 
     def whole(self, batch: Batch) -> Predictions:
-        """Answers for the whole images: [N,1]."""
+        """Return answers for the whole images: [N,1]."""
         return whole_images(self.model, batch, self.batch_size)
 
     def over(self, images: Sequence[int]) -> "MaskedModel":
-        """The same for some of the images, where each image has a fill of its own."""
+        """Return the same for some of the images, where each image has a fill of its own."""
         return replace(self, fill=rows_of(self.fill, list(images)))
 
 
 def whole_images(model: Classifier, batch: Batch, batch_size: int | None = None) -> Predictions:
-    """What a model says of the whole images, asked once however many probes there are."""
+    """Return what a model says of the whole images, asked once however many probes there are."""
     return batch.remember(
         ("whole", model), lambda: said_of_whole(model, batch.images, batch.targets, batch_size)
     )
@@ -167,12 +167,12 @@ def whole_images(model: Classifier, batch: Batch, batch_size: int | None = None)
 def said_of_whole(
     model: Classifier, images: Tensor, targets: Tensor | None, batch_size: int | None = None
 ) -> Predictions:
-    """Class and confidence of whole images: [N,1]. Without targets, predictions are the targets."""
+    """Return class and confidence of whole images: [N,1]. Without targets, predictions are the targets."""
     no_maps = torch.zeros(len(images), *images.shape[2:], device="cpu")
     return predict(model, images, no_maps, targets, [EVERYTHING], batch_size=batch_size)
 
 
 def finite(answers: Predictions) -> list[bool]:
-    """Whether the model gave numbers for each whole image."""
+    """Return whether the model gave numbers for each whole image."""
     found: list[bool] = (answers.classes_of([EVERYTHING])[:, 0] != NO_CLASS).tolist()
     return found

@@ -168,7 +168,7 @@ class ViewPredictions:
     confidences: Tensor  # [T] softmax of the view's target; NaN without targets
 
     def cpu(self) -> "ViewPredictions":
-        """The same on the CPU, once the model's device has computed them."""
+        """Return the same on the CPU, once the model's device has computed them."""
         return ViewPredictions(self.named.cpu(), self.confidences.cpu())
 
 

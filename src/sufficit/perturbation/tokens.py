@@ -76,7 +76,7 @@ def token_model(classifier: Classifier, size: tuple[int, ...] | None = None) -> 
 
 
 def drops(fill: str | Tensor | None) -> bool:
-    """Whether hidden tokens are left out instead of filled."""
+    """Return whether hidden tokens are left out instead of filled."""
     return isinstance(fill, str) and fill == DROP
 
 

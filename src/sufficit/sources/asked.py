@@ -50,7 +50,7 @@ class Asked:
         return self.known[..., :ALL].sum((1, 2))
 
     def with_unseen(self, fill: str) -> "Asked":
-        """The same with a further fill, with which only the whole image is known."""
+        """Return the same with a further fill, with which only the whole image is known."""
         named, confidences = (one[:, :1].clone() for one in (self.named, self.confidences))
         named[..., :ALL], confidences[..., :ALL] = UNASKED, torch.nan
         return Asked(
@@ -61,13 +61,13 @@ class Asked:
         )
 
     def rows(self, some: Sequence[int]) -> "Asked":
-        """Those of some of the images."""
+        """Return those of some of the images."""
         places = list(some)
         return replace(self, named=self.named[places], confidences=self.confidences[places])
 
     @staticmethod
     def joined(parts: "Sequence[Asked]") -> "Asked":
-        """Those of several batches, one after the other."""
+        """Return those of several batches, one after the other."""
         return replace(
             parts[0],
             named=torch.cat([part.named for part in parts]),
@@ -88,11 +88,11 @@ class Parts:
     def of(
         cls, model: Classifier, batch: Batch, order: Tensor, batch_size: int | None = None
     ) -> "Parts":
-        """The parts by an order at any size: [N,h,w]."""
+        """Return the parts by an order at any size: [N,h,w]."""
         return cls(model, batch, ranks(resize(order, batch.size)), batch_size)
 
     def unasked(self, fills: Sequence[str]) -> Asked:
-        """The whole images, which are known, and no other part."""
+        """Return the whole images, which are known, and no other part."""
         whole = whole_images(self.model, self.batch)
         shape = (len(self.batch), len(fills), len(PARTS))
         named = torch.full(shape, UNASKED, dtype=torch.int32, device="cpu")
@@ -140,7 +140,7 @@ class Parts:
         return replace(asked, named=named, confidences=confidences)
 
     def _masks(self, rows: Tensor, parts: Tensor) -> Tensor:
-        """The pixels of some parts: [T], [T] -> bool [T,H,W]."""
+        """Return the pixels of some parts: [T], [T] -> bool [T,H,W]."""
         places = self.places[rows.to(self.places.device)]
         first, last = self.spans[parts.to(self.places.device)][:, :, None, None].unbind(1)
         return (places >= first) & (places < last)

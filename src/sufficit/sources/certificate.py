@@ -104,7 +104,7 @@ class Certificate:
         return "the" if self.target == SCORE else f"{self.target}'s"
 
     def _in_shares(self, asked: "Sequence[Around]", needed: float) -> str:
-        """The sentence where the model need not give the target for the region."""
+        """Return the sentence where the model need not give the target for the region."""
         found = ""
         if self.target != SCORE:
             found = f"The model says {self.whole.name} of the whole image, not {self.target}"
@@ -200,7 +200,7 @@ def certificates_of(
 
 
 def certificate_row(one: Certificate) -> dict[str, object]:
-    """A certificate as a row of a table."""
+    """Return a certificate as a row of a table."""
     row: dict[str, object] = {"target": one.target, "share": one.share, "enough": one.enough}
     row |= {"whole": one.whole.name, "whole_confidence": one.whole.confidence}
     for around in one.fills:
@@ -212,7 +212,7 @@ def certificate_row(one: Certificate) -> dict[str, object]:
 
 
 def _unseen(asked: Sequence[str]) -> str:
-    """The first fill that the fit has not asked."""
+    """Return the first fill that the fit has not asked."""
     free = [fill for fill in UNSEEN if fill not in asked]
     if not free:
         raise unknown("fill that a fit leaves out", ", ".join(asked), FILLS)
@@ -220,13 +220,13 @@ def _unseen(asked: Sequence[str]) -> str:
 
 
 def _sizes_of(maps: Maps) -> list[int | None]:
-    """The number of the size that was chosen for each image; None where no size suffices."""
+    """Return the number of the size that was chosen for each image; None where no size suffices."""
     thousandths = (1000 * maps.columns["fit_share"]).round().long().tolist()
     return [THOUSANDTHS.index(one) if one in THOUSANDTHS else None for one in thousandths]
 
 
 def _said(model: Classifier, target: int, named: Tensor, confidences: Tensor) -> list[Said]:
-    """Answers of one image and target, from numbers of classes: [P], [P] -> P."""
+    """Return answers of one image and target, from numbers of classes: [P], [P] -> P."""
     return [
         Said(class_name(model, number), number == target, confidence)
         for number, confidence in zip(named.tolist(), confidences.tolist(), strict=True)
@@ -234,7 +234,7 @@ def _said(model: Classifier, target: int, named: Tensor, confidences: Tensor) ->
 
 
 def _around(fill: str, asked: bool, said: Sequence[Said], size: int | None) -> Around:
-    """What was said of the region, the rest and nothing, with one fill."""
+    """Return what was said of the region, the rest and nothing, with one fill."""
     nothing = said[NOTHING]
     if size is None:  # the region is the whole image
         return Around(fill, asked, said[ALL], nothing, nothing)
@@ -242,7 +242,7 @@ def _around(fill: str, asked: bool, said: Sequence[Said], size: int | None) -> A
 
 
 def _sizes(asked: Asked, known: Tensor, said: Sequence[Sequence[Said]]) -> tuple[Size, ...]:
-    """The sizes of one image that were asked while one was chosen: bool [F,P], F of P."""
+    """Return the sizes of one image that were asked while one was chosen: bool [F,P], F of P."""
     fills = [(k, fill) for k, fill in enumerate(asked.fills) if fill != asked.unseen]
 
     def of(part: int) -> dict[str, Said]:
@@ -256,7 +256,7 @@ def _sizes(asked: Asked, known: Tensor, said: Sequence[Sequence[Said]]) -> tuple
 
 
 def class_name(model: Classifier, number: int) -> str:
-    """The name of a class, or its number; a model that gives NaN names none."""
+    """Return the name of a class, or its number; a model that gives NaN names none."""
     if model.score is not None:
         return SCORE if number >= 0 else "less than half of it"
     if number < 0:
@@ -266,7 +266,7 @@ def class_name(model: Classifier, number: int) -> str:
 
 
 def percent(share: float) -> str:
-    """A share of an image in words.
+    """Return a share of an image in words.
 
     >>> percent(0.02), percent(0.125), percent(0.9)
     ('2%', '12.5%', '90%')
@@ -275,7 +275,7 @@ def percent(share: float) -> str:
 
 
 def _without(asked: Sequence[Around], target: str) -> str:
-    """What the model says of the rest: one class, or several with their fills."""
+    """Return what the model says of the rest: one class, or several with their fills."""
     fills: dict[str, list[str]] = {}
     for one in asked:
         name = f"still {target}" if one.rest.is_target else one.rest.name
@@ -286,7 +286,7 @@ def _without(asked: Sequence[Around], target: str) -> str:
 
 
 def _listed(words: Sequence[str]) -> str:
-    """Words in a sentence.
+    """Return words in a sentence.
 
     >>> _listed(["black", "blur", "noise"])
     'black, blur and noise'

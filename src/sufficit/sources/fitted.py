@@ -72,7 +72,7 @@ class Fitted(SourceBase):
             raise UserError(f"enough must be above 0 and at most 1, got {self.enough}: such as 0.9")
 
     def around(self, source: Source, name: str) -> "Fitted":
-        """The same around a source, under a name."""
+        """Return the same around a source, under a name."""
         role: Role = "control" if source.role == "control" else self.role
         return replace(self, source=source, name=name, role=role)
 
@@ -109,7 +109,7 @@ class Fitted(SourceBase):
             asked = parts.ask(asked, wanted)
 
     def _judged(self, asked: Asked) -> tuple[Tensor, Tensor]:
-        """Whether a part keeps enough of the whole image's score above that of an empty image.
+        """Return whether a part keeps enough of the whole image's score above that of an empty image.
 
         For each part, bool [N,F,P]; and whether none can, as the whole image scores no more than
         an empty one: bool [N,F].
@@ -120,7 +120,7 @@ class Fitted(SourceBase):
         return reached, asked.known[..., NOTHING] & ~(whole > empty)[..., 0]
 
     def methods(self) -> list[Method]:
-        """Those of the source."""
+        """Return those of the source."""
         found: list[Method] = self.source.methods()
         return found
 
@@ -129,11 +129,11 @@ class Fitted(SourceBase):
         self.source.check(model, names)
 
     def digest(self) -> str:
-        """The source, the fills and what is enough."""
+        """Return the source, the fills and what is enough."""
         return f"{self.source.digest()}, fitted with {self.fills} at {self.enough}"
 
     def facts(self) -> SourceFacts:
-        """Those of the source, with the passes of the fit."""
+        """Return those of the source, with the passes of the fit."""
         inner: SourceFacts = self.source.facts()
         own = len(self.fills) * (2 * len(SIZES) + 1)  # at most
         passes = inner.passes + own if isinstance(inner.passes, int) else f"{inner.passes} + {own}"
@@ -195,6 +195,6 @@ def scores(kept: Tensor, rest: Tensor) -> Tensor:
 
 
 def _with_neighbours(counts: Tensor) -> Tensor:
-    """The sum of each size and its two neighbours, the ends repeated: [N,B] -> [N,B]."""
+    """Return the sum of each size and its two neighbours, the ends repeated: [N,B] -> [N,B]."""
     wide = torch.cat([counts[:, :1], counts, counts[:, -1:]], dim=1)
     return wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]

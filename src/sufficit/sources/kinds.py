@@ -47,17 +47,17 @@ class Maps(DrawnMaps):
     asked: Asked | None = None  # what the model said of the parts that a fit put to it
 
     def in_full(self, size: tuple[int, int]) -> "Maps":
-        """The same at the image's size: finished, or the order of a cut map with its shares."""
+        """Return the same at the image's size: finished, or the order of a cut map with its shares."""
         maps = self.at(size) if self.shares is None else resize(self.maps, size)
         return replace(self, maps=maps, final=True)
 
     def with_shares(self) -> Iterator[tuple[Tensor, float | None]]:
-        """The map of each image, and its share if it is cut."""
+        """Return the map of each image, and its share if it is cut."""
         shares = [None] * len(self.maps) if self.shares is None else self.shares.tolist()
         return zip(self.maps, shares, strict=True)
 
     def rows(self, some: Sequence[int]) -> "Maps":
-        """Those of some of the images."""
+        """Return those of some of the images."""
         places = list(some)
         return Maps(
             maps=self.maps[places],
@@ -69,7 +69,7 @@ class Maps(DrawnMaps):
         )
 
     def to(self, device: str) -> "Maps":
-        """The same on another device."""
+        """Return the same on another device."""
         return Maps(
             maps=self.maps.to(device),
             final=self.final,
@@ -80,12 +80,12 @@ class Maps(DrawnMaps):
         )
 
     def marks(self, kind: str) -> Tensor:
-        """Which images have a kind of note: bool [N]."""
+        """Return which images have a kind of note: bool [N]."""
         return self.notes.get(kind, torch.zeros(len(self.maps), dtype=torch.bool))
 
     @staticmethod
     def joined(parts: Sequence["Maps"], size: tuple[int, int]) -> "Maps":
-        """Those of several batches, one after the other."""
+        """Return those of several batches, one after the other."""
         first = parts[0]
         shares = [part.shares for part in parts if part.shares is not None]
         asked = [part.asked for part in parts if part.asked is not None]
@@ -141,10 +141,10 @@ class Source(Protocol):
         """Tell it from another source of the same name: a run is resumed with the same ones."""
 
     def facts(self) -> SourceFacts:
-        """What results record of it."""
+        """Return what results record of it."""
 
     def methods(self) -> "list[Method]":
-        """The methods whose maps it reads, so that those of one layer share a forward pass."""
+        """Return the methods whose maps it reads, so that those of one layer share a forward pass."""
 
     def close(self) -> None:
         """Close its files."""
@@ -200,7 +200,7 @@ class Method(SourceBase):
         methods_for({self.name: self.method}, model)
 
     def digest(self) -> str:
-        """The word with its options, the weights of an adapter, the code of a function."""
+        """Return the word with its options, the weights of an adapter, the code of a function."""
         method = self.method
         if isinstance(method, str):
             known = explainer_named(method)
@@ -217,7 +217,7 @@ class Method(SourceBase):
         return "/".join(filter(None, found))
 
     def facts(self) -> SourceFacts:
-        """Kind, options, what becomes of the sign, and what it costs."""
+        """Return kind, options, what becomes of the sign, and what it costs."""
         method = word_of(*self.method) if isinstance(self.method, tuple) else self.method
         if isinstance(method, str | Explainer):
             known = explainer_named(method) if isinstance(method, str) else method
@@ -256,11 +256,11 @@ class Control(SourceBase):
         return Maps(drawn, final=True)
 
     def digest(self) -> str:
-        """Its word; the seed is a setting of the run."""
+        """Return its word; the seed is a setting of the run."""
         return self.word
 
     def facts(self) -> SourceFacts:
-        """A method that costs nothing."""
+        """Return a method that costs nothing."""
         return SourceFacts(kind="method", method=self.word, **EXPLAINERS[self.word].facts())
 
 
@@ -275,7 +275,7 @@ class MapTensor(SourceBase):
     role: Role = "method"
 
     def maps(self, model: Classifier, batch: Batch) -> Maps:
-        """The maps of the batch's images, by their numbers."""
+        """Return the maps of the batch's images, by their numbers."""
         some = self.tensor[list(batch.numbers)].float()
         return Maps(normalize(some, self.normalize).to(batch.images.device), final=True)
 
@@ -292,11 +292,11 @@ class MapTensor(SourceBase):
             raise UserError("heatmaps must be finite, got NaN or infinite values: replace them")
 
     def digest(self) -> str:
-        """The values."""
+        """Return the values."""
         return f"{digest(self.tensor)}, normalize {self.normalize}"
 
     def facts(self) -> SourceFacts:
-        """Heatmaps from elsewhere."""
+        """Return heatmaps from elsewhere."""
         return SourceFacts("heatmaps")
 
 
@@ -373,7 +373,7 @@ class MapFile(SourceBase):
         return key
 
     def read(self, name: str) -> Tensor:
-        """The map of an image: [h,w] in 0..1, or any order of the pixels if it is cut."""
+        """Return the map of an image: [h,w] in 0..1, or any order of the pixels if it is cut."""
         found = self.file.read(self._key(name))[None]
         if not found.isfinite().all():
             raise BadImageError(f"its heatmap in {self.path.name} has NaN or infinite values")
@@ -384,11 +384,11 @@ class MapFile(SourceBase):
         return found[0]
 
     def digest(self) -> str:
-        """The contents of the file."""
+        """Return the contents of the file."""
         return f"{self.file.digest()}, normalize {self.normalize}"
 
     def facts(self) -> SourceFacts:
-        """Heatmaps from elsewhere."""
+        """Return heatmaps from elsewhere."""
         return SourceFacts("heatmaps")
 
 
@@ -404,7 +404,7 @@ def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str
 
 
 def drawn_by(source: Source, model: Classifier, batch: Batch) -> Maps:
-    """The maps of a source. One of the user's must leave the model as it was."""
+    """Return the maps of a source. One of the user's must leave the model as it was."""
     if getattr(source, "is_trusted", False):
         return source.maps(model, batch)
     return call_guarded(
@@ -445,6 +445,6 @@ def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) ->
 
 
 def noise(size: tuple[int, int], seed: int, numbers: Sequence[int]) -> Tensor:
-    """Uniform noise per pixel by seed and image number: -> [N,H,W]."""
+    """Return uniform noise per pixel by seed and image number: -> [N,H,W]."""
     dice = [np.random.default_rng([seed, number]) for number in numbers]
     return torch.from_numpy(np.stack([one.random(size, dtype=np.float32) for one in dice]))

@@ -84,7 +84,7 @@ def sources_of(
 
 
 def _drawn_once(sources: Sequence[Source]) -> list[Source]:
-    """The sources, those that are cut around the very source that stands beside them uncut."""
+    """Return the sources, those that are cut around the very source that stands beside them uncut."""
     plain = {
         one.method: one
         for one in sources
