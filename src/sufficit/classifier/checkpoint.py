@@ -59,7 +59,7 @@ def check_mean_std(
     if mean is None and std is None:
         return None, None
     with suppress(TypeError):  # None, or one number for all channels
-        means, stds = (tuple(map(float, given)) for given in (mean, std))  # type: ignore[arg-type]
+        means, stds = (tuple(map(float, values)) for values in (mean, std))  # type: ignore[arg-type]
         if len(means) == len(stds) > 0 and all(map(math.isfinite, means + stds)) and min(stds) > 0:
             return means, stds
     raise UserError(
@@ -104,7 +104,8 @@ def check_saving(classifier: "Classifier") -> None:
             ' Classifier.load, or recipe=Recipe("torchvision:resnet18", dict(num_classes=10)), or'
             " keep a twin in memory with train_twin(classifier, loader) in Python"
         )
-    if refused := refused_options(classifier.recipe):
+    refused = refused_options(classifier.recipe)
+    if refused:
         raise UserError(
             f"cannot save the option {refused[0]!r}, because Classifier.load would reject it: save"
             " the weights only, and pass the option to Classifier.load(..., weights=FILE)"
@@ -125,6 +126,7 @@ def save(classifier: "Classifier", folder: Path) -> Path:
     }
     check_output(folder)
     make_folder(folder)
+    # The description goes into place after the weights: a folder that has one is complete.
     with writing(folder / DESCRIPTION) as words, writing(folder / WEIGHTS) as weights:
         words.write_text(json.dumps(description, indent=2) + "\n")
         weights.write_bytes(weights_as_bytes(classifier.bare))
@@ -141,9 +143,10 @@ def weights_as_bytes(model: nn.Module) -> bytes:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a state dict from .safetensors, .pt or .pth into a model, without running a pickle."""
+    # "module." is what DataParallel puts before each name.
     state = {key.removeprefix("module."): value for key, value in read_state(path).items()}
     check_fit(state, model.state_dict(), str(path))
-    model.load_state_dict(state, strict=False)
+    model.load_state_dict(state, strict=False)  # counts of batches may be missing
 
 
 def check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:
@@ -166,7 +169,7 @@ def check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source:
 
 @contextmanager
 def limited_by(path: Path) -> Iterator[None]:
-    """Inside, refuse a model larger than the file: a few words could allocate all memory."""
+    """Refuse a model larger than the file inside: a few words could allocate all memory."""
     if not path.is_file():
         raise UserError(f"no weights file at {path}: check the path")
     # A weight takes one byte or more, and some are made twice while a model is built.
@@ -206,6 +209,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         reason = "it holds more than tensors, or is corrupt" if pickled else error
         remedy = "give .safetensors, or a state dict: torch.save(model.state_dict(), FILE)"
         raise UserError(f"{path} could not be read as weights ({reason}): {remedy}") from error
+    # Where training scripts keep the weights in their checkpoints, Lightning's among them.
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
@@ -215,7 +219,10 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def load_tensors(file: Path) -> Any:
-    """Return what torch.save wrote, tensors and plain values only; raise for more than the file holds."""
+    """Return what torch.save wrote, tensors and plain values only.
+
+    Raise for a file that announces more bytes than it has.
+    """
     if is_zipfile(file):
         with ZipFile(file) as archive:  # torch.save compresses nothing
             announced = sum(info.file_size for info in archive.infolist())

@@ -15,7 +15,8 @@ from sufficit.errors import UserError
 
 TOLERANCE = 0.02  # bfloat16 moves a number of the sketch by up to 0.005, training by far more
 _MAX_VALUE = 1e30  # infinities of one precision are finite in another
-_known: "WeakKeyDictionary[nn.Module, tuple[object, Fingerprint]]" = WeakKeyDictionary()
+_taken: "WeakKeyDictionary[nn.Module, tuple[object, Fingerprint]]" = WeakKeyDictionary()
+"""The state of each model when its fingerprint was taken, and the fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,10 @@ class Fingerprint:
 def fingerprint(classifier: Classifier) -> Fingerprint:
     """Return the fingerprint of a classifier, computed again only if its weights have changed."""
     key = (_state(classifier.bare), classifier.mean, classifier.std, classifier.output)
-    if classifier.bare not in _known or _known[classifier.bare][0] != key:
-        _known[classifier.bare] = (key, _take(classifier))
-    return _known[classifier.bare][1]
+    # Every drawing of an adapter asks for it: to read all weights again would take its time.
+    if classifier.bare not in _taken or _taken[classifier.bare][0] != key:
+        _taken[classifier.bare] = (key, _take(classifier))
+    return _taken[classifier.bare][1]
 
 
 @lru_cache(maxsize=16)
@@ -61,11 +63,11 @@ def digest(*tensors: Tensor) -> str:
     >>> [digest(torch.zeros(2)) == digest(other) for other in (torch.zeros(2), torch.ones(2))]
     [True, False]
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensor in tensors:
-        found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
+        digest.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 @torch.no_grad()
@@ -78,13 +80,14 @@ def _state(model: nn.Module) -> list[object]:
     parameters = list(model.parameters())
     ends = [tensor.sum(dtype=torch.float32) for tensor in parameters[:1] + parameters[-2:]]
     sums = torch.stack(ends).tolist() if ends else []
-    known = [*parameters, *model.buffers()]
-    writes = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in known]
+    every = [*parameters, *model.buffers()]
+    writes = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in every]
     return [writes, sums]
 
 
 @torch.no_grad()
 def _take(classifier: Classifier) -> Fingerprint:
+    """Compute the fingerprint of a classifier."""
     named = [*classifier.bare.named_parameters(), *classifier.bare.named_buffers()]
     tensors = {name: tensor for name, tensor in named if tensor.is_floating_point()}
     shapes = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
@@ -96,7 +99,10 @@ def _take(classifier: Classifier) -> Fingerprint:
 
 
 def _sketch(tensor: Tensor) -> Tensor:
-    """Return the tensor along a fixed wave of mean square 1, over its length; log of the length: [2]."""
+    """Return two numbers of a tensor: its direction along a fixed wave, and log of its length: [2].
+
+    Rounding to another precision hardly moves them; training does.
+    """
     flat = tensor.contiguous().flatten().double().cpu().nan_to_num(nan=0.0)
     flat = flat.clamp(-_MAX_VALUE, _MAX_VALUE)
     wave = torch.arange(1, len(flat) + 1, dtype=torch.float64, device="cpu").cos() * 2**0.5

@@ -52,14 +52,15 @@ def zero_shot(model: Any, tokenizer: Any, prompts: Sequence[str]) -> ZeroShot:
     padding = {"padding": "max_length", "max_length": 64} if fixed else {"padding": True}
     tokens = tokenizer(list(prompts), truncation=True, return_tensors="pt", **padding)
     with torch.no_grad():
-        found = model.eval().get_text_features(**tokens)
-    return ZeroShot(model, getattr(found, "pooler_output", found))
+        features = model.eval().get_text_features(**tokens)
+    # Newer versions of transformers return an object, older ones the tensor.
+    return ZeroShot(model, getattr(features, "pooler_output", features))
 
 
 def check_prompts(prompts: Any) -> list[str]:
     """Return the prompts, two or more different texts; raise for anything else."""
-    texts = [one.strip() if isinstance(one, str) else one for one in prompts or ()]
-    wrong = isinstance(prompts, str) or not all(isinstance(one, str) and one for one in texts)
+    texts = [text.strip() if isinstance(text, str) else text for text in prompts or ()]
+    wrong = isinstance(prompts, str) or not all(isinstance(text, str) and text for text in texts)
     if wrong or len(texts) < 2 or len({*texts}) < len(texts):
         raise UserError(
             f"clip: needs two or more different prompts, one per class, got {prompts!r:.200}:"

@@ -44,8 +44,8 @@ class Batch:
         """Return what is known under a key; compute it at the first call."""
         if key not in self.known:
             self.known[key] = compute()
-        found: Any = self.known[key]
-        return found  # type: ignore[no-any-return]  # the key says what it is
+        value: Any = self.known[key]
+        return value  # type: ignore[no-any-return]  # the key says what it is
 
     def for_another_model(self) -> "Batch":
         """Return the same images without the cache, which holds what one model said of them."""
@@ -59,6 +59,7 @@ class Batch:
 
     def rows(self, some: Sequence[int]) -> "Batch":
         """Return some of the images, with all that is known of them."""
+        # The same batch, so that what is found out later is known to both.
         if list(some) == list(range(len(self))):
             return self
         places = list(some)

@@ -61,7 +61,8 @@ def draw_digits(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return images, the label of each digit and its ink: [n,3,H,W], [n,copies], [n,copies,H,W].
 
-    `second` chooses other digits than the first one, by a last chance.
+    `second` chooses other digits than the first one, by a last chance. The order of the chances
+    makes the images: nothing may be drawn between them.
     """
     strokes, labels = embedded_digits(held_out)
     drawn = torch.rand(n, PIXELS + CHOICES, generator=torch.Generator().manual_seed(seed))
@@ -78,16 +79,18 @@ def draw_digits(
         count = _whole(chance, 0, BOXES + 1)
         # Every image draws for all boxes, so that what comes after has the same chances.
         for box in range(BOXES):
-            h, w = _whole(chance, 4, 25), _whole(chance, 4, 25)
-            y, x = _whole(chance, 0, SIDE - h), _whole(chance, 0, SIDE - w)
+            h = _whole(chance, 4, 25)
+            w = _whole(chance, 4, 25)
+            y = _whole(chance, 0, SIDE - h)
+            x = _whole(chance, 0, SIDE - w)
             colour = 0.8 * _colour(chance)
             if box < count:
                 images[i, :, y : y + h, x : x + w] = colour
         room = SIDE // copies
         for copy, digit in enumerate(chosen[i].tolist()):
             side = _whole(chance, 20, min(room, 40) + 1)
-            y, x = _whole(chance, 0, SIDE - side + 1), _whole(chance, 0, room - side + 1)
-            left = copy * room + x
+            y = _whole(chance, 0, SIDE - side + 1)
+            left = copy * room + _whole(chance, 0, room - side + 1)
             stroke = strokes[digit, None, None]
             scaled = F.interpolate(stroke, (side, side), mode="bilinear", antialias=True)
             ink[i, copy, y : y + side, left : left + side] = scaled[0, 0].clamp(0, 1)
@@ -115,9 +118,9 @@ def compose_all(
     images = []
     masks = []
     rows = torch.arange(n, device=labels.device)
-    for some in rows.split(_CHUNK):
-        made, ink = compose(strokes[some % len(labels), None], some, salt_of(key))
-        images.append((made * 255).round().to(torch.uint8))
+    for numbers in rows.split(_CHUNK):
+        pixels, ink = compose(strokes[numbers % len(labels), None], numbers, salt_of(key))
+        images.append((pixels * 255).round().to(torch.uint8))
         masks.append(ink[:, 0] > 0.5)
     return torch.cat(images), labels[rows % len(labels)], torch.cat(masks)
 
@@ -128,7 +131,7 @@ def salt_of(key: tuple[int, str]) -> int:
 
 
 def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor]:
-    """Return images of D digits from left to right: [N,D,28,28], [N] -> [N,3,64,64], [N,D,64,64]."""
+    """Return images of D digits in a row, and ink: [N,D,28,28], [N] -> [N,3,64,64], [N,D,64,64]."""
     digits = strokes.shape[1]
     drawn = chances(numbers, PIXELS + BULK_CHOICES + 3 * (digits - 1), salt)
     images = 0.6 * drawn[:, :PIXELS].view(-1, 3, SIDE, SIDE)
@@ -149,7 +152,8 @@ def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor
         corner = torch.stack([wholes(next(chance), 0, r - side + 1) for r in (SIDE, room)], 1)
         corner[:, 1] += digit * room
         places = (line + 0.5 - corner[..., None]) / side[:, None, None] * 2 - 1  # [n,2,64]
-        rows, columns = places[:, 0, :, None], places[:, 1, None, :]
+        rows = places[:, 0, :, None]
+        columns = places[:, 1, None, :]
         grid = torch.stack([columns.expand(-1, SIDE, -1), rows.expand(-1, -1, SIDE)], dim=-1)
         stroke = strokes[:, digit, None]
         inks.append(F.grid_sample(stroke, grid, mode="bilinear", align_corners=False)[:, 0])

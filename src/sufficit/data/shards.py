@@ -78,21 +78,23 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
     remote = any(is_remote(path) for path in paths)
     samples = ahead(_samples_in, paths) if remote else map(_samples_in, paths)
     words: dict[str, str] = {}  # so that each label is one string in memory
-    for path, short, (version, found) in zip(paths, names_in_common(paths), samples, strict=True):
+    shards = zip(paths, names_in_common(paths), samples, strict=True)
+    for path, short, (version, labelled) in shards:
         file = str(path)
         taken = set[str]()
-        for sample, word in found:
+        for sample, word in labelled:
             label = None if word is None else words.setdefault(word, word)
             # Other samples have labels, so that of this one is behind the cut.
             lost = bool(sample[-1].cut and label is None and words)
-            for one in sample:
-                if one.suffix not in SUFFIXES and not one.cut:
+            for member in sample:
+                if member.suffix not in SUFFIXES and not member.cut:
                     continue
-                problem = one.cut or (lost and "the shard is cut off before its label") or ""
-                problem = problem or _name_problem(one.name, taken)
-                name = f"at byte {one.offset - tarfile.BLOCKSIZE}" if problem else one.name
+                problem = member.cut or (lost and "the shard is cut off before its label") or ""
+                problem = problem or _name_problem(member.name, taken)
+                # A refused name is not shown as one: the place in the shard names the image.
+                name = f"at byte {member.offset - tarfile.BLOCKSIZE}" if problem else member.name
                 name = as_text(f"{short}/{name}")
-                yield ShardImage(file, name, label, problem, one.size, version, one.offset)
+                yield ShardImage(file, name, label, problem, member.size, version, member.offset)
 
 
 def _samples_in(path: Path) -> tuple[str, list[tuple[list[_File], str | None]]]:
@@ -129,11 +131,11 @@ def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
 
 def _label(file: BinaryIO, sample: Sequence[_File]) -> str | None:
     """Return the word for a sample's class; None if there is none."""
-    for one in sample:
-        if one.suffix not in (".cls", ".json"):
+    for member in sample:
+        if member.suffix not in (".cls", ".json"):
             continue
-        content = _content(file, one.offset, one.size)
-        if one.suffix == ".cls":
+        content = _content(file, member.offset, member.size)
+        if member.suffix == ".cls":
             return content.decode("utf-8", "replace").strip() or None
         try:
             facts = json.loads(content)
@@ -146,6 +148,7 @@ def _label(file: BinaryIO, sample: Sequence[_File]) -> str | None:
 
 
 def _content(file: BinaryIO, offset: int, size: int) -> bytes:
+    """Return so many bytes from a place in a file."""
     file.seek(offset)
     return file.read(size)
 
