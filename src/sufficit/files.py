@@ -54,20 +54,21 @@ def place(word: str | Path) -> Path:
         if isinstance(word, RemotePath):
             return word
         # Without the cache, because other processes write to the same folder.
-        found = RemotePath(word, use_listings_cache=False)
-        found.fs  # noqa: B018  # connects, so that a missing library is an error here
+        remote = RemotePath(word, use_listings_cache=False)
+        remote.fs  # noqa: B018  # connects, so that a missing library is an error here
     except ImportError as error:
         extra = EXTRAS.get(text.partition(":")[0], "storage")
         raise UserError(f"can't open {text} ({error}): pip install '.[{extra}]'") from error
     except Exception as error:
         reason = without_secrets(str(error))
         raise UserError(f"{text} is no path ({reason}): write s3://BUCKET/FOLDER") from error
-    return cast(Path, found)
+    return cast(Path, remote)
 
 
 def refuse_secrets(word: str) -> None:
     """Raise for a URL with credentials, which results, logs and errors would repeat."""
-    if (shown := without_secrets(word)) != word:
+    shown = without_secrets(word)
+    if shown != word:
         raise UserError(
             f"{shown} holds credentials, which would be written to the results: set them in the"
             " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE,"
@@ -150,6 +151,7 @@ def check_output(
         if local and folder.resolve().is_relative_to(source.resolve()):
             harm = f"--out {folder} is inside {source}, so results would be read as images"
             raise UserError(f"{harm}: choose another --out")
+    # Rights say less than a try: the disk may be read-only, or a parent no folder.
     try:
         made = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -170,8 +172,8 @@ def _command_of(record: Path) -> str | None:
     except (UserError, AttributeError):
         return None
     commands = "compare|demo|evaluate|explain|sanity|train-lax|train-twin"  # that write a run.json
-    found = re.match(rf"(?:sufficit|__main__\.py)\s+({commands})(?!\S)", words)  # also python -m
-    return found and found[1]
+    call = re.match(rf"(?:sufficit|__main__\.py)\s+({commands})(?!\S)", words)  # also python -m
+    return call and call[1]
 
 
 def make_folder(folder: Path) -> Path:
@@ -210,7 +212,7 @@ def short_name(name: str) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Return a temporary path in the same folder that becomes `path` when the block ends without error."""
+    """Give a temporary path in the same folder, which becomes `path` if the block ends well."""
     check_local(path)
     _sweep(path.parent)
     # Machine and process, so that another process can tell whether the writer is still alive.
@@ -235,12 +237,12 @@ def is_unfinished(name: str) -> bool:
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
-    """Return the content of a JSON file; raise if it is no file, larger than `most` bytes, or no JSON."""
+    """Return the content of a JSON file; raise for one of more than `most` bytes, or no JSON."""
     return read_limited(path, most, json.loads)
 
 
 def read_limited(path: Path, most: int, parse: Callable[[bytes], T]) -> T:
-    """Return what `parse` makes of a file; raise if it is none, too large, or not what is expected."""
+    """Return what `parse` makes of a file; raise if it is none, too large, or of another kind."""
     try:
         if not path.is_file():
             raise FileNotFoundError("there is no such file")
@@ -261,13 +263,14 @@ def _sweep(folder: Path) -> None:
             return
         _swept.add(folder)
         for path in folder.iterdir():
-            found = _PART.fullmatch(path.name)
-            if found and found[1] == _NODE and has_ended(int(found[2])):
+            unfinished = _PART.fullmatch(path.name)
+            # A process of another machine may still be writing: nobody here can tell.
+            if unfinished and unfinished[1] == _NODE and has_ended(int(unfinished[2])):
                 path.unlink(missing_ok=True)
 
 
 def temporary_folder() -> Path:
-    """Return a new temporary folder; those that killed processes of this machine left are deleted."""
+    """Make a temporary folder; delete those that killed processes of this machine have left."""
     mine = f"sufficit-{_NODE}-{os.getpid()}-"
     for path in Path(gettempdir()).glob(f"sufficit-{_NODE}-*-*"):
         process = path.name.split("-")[2]

@@ -46,7 +46,7 @@ class Regions:
         """Return one row per image: share, enough, and what the model says with each fill."""
         import pandas
 
-        return pandas.DataFrame([certificate_row(one) for one in self.certificates])
+        return pandas.DataFrame([certificate_row(proof) for proof in self.certificates])
 
 
 @overload
@@ -131,33 +131,34 @@ def explain(
             raise UserError(f"a fit chooses the size of each region: leave out size={size}, or fit")
         return _cut(classifier, images, targets, method, size, layer=layer, seed=seed)
     if not fit:
-        drawn = word_of(*method) if isinstance(method, tuple) else method
-        name = drawn if isinstance(drawn, str) else getattr(drawn, "__name__", "own method")
-        found = explain_all(
+        drawer = word_of(*method) if isinstance(method, tuple) else method
+        name = drawer if isinstance(drawer, str) else getattr(drawer, "__name__", "own method")
+        heatmaps = explain_all(
             classifier,
             images,
             targets,
-            {name: drawn},  # type: ignore[dict-item]  # refused there if it draws nothing
+            {name: drawer},  # type: ignore[dict-item]  # refused there if it draws nothing
             layer=layer,
             batch_size=batch_size,
             seed=seed,
             progress=progress,
         )
-        return found[name]
+        return heatmaps[name]
     check_classifier(classifier)
     check_images(images)
-    known = check_targets(targets, len(images))
+    goals = check_targets(targets, len(images))
     inner = source_of("method", method, layer=layer, seed=seed)
     inner.check(classifier, [])
     source = Fitted(inner, fills=tuple(fills), enough=enough, name="fit", batch_size=batch_size)
     # What is usual, for an honest forecast; at most there are three times as many.
     with counting_bar("fitting", source.usual_passes * len(images), progress):
-        batch = batch_of(classifier, images.to(classifier.device), known)
+        batch = batch_of(classifier, images.to(classifier.device), goals)
         maps = source.maps(classifier, batch)
         proofs = certificates(classifier, batch, maps, enough=enough, batch_size=batch_size)
     return Regions(maps.at(batch.size).float(), proofs)
 
 
+# Its parameters are those of `explain` that a cut needs.
 def _cut(
     classifier: Classifier,
     images: Tensor,

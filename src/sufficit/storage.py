@@ -46,6 +46,7 @@ class RemotePath(ProxyUPath):
         return self._kind() == "directory"
 
     def _kind(self) -> str | None:
+        """Return file or directory; None if there is nothing of this name."""
         with suppress(FileNotFoundError), _reaching(self):
             return str(self.fs.info(self.path)["type"])
         return None
@@ -69,14 +70,14 @@ class RemotePath(ProxyUPath):
         """Name, kind (file or directory), bytes (-1: unknown) and version of all in this folder."""
         with _reaching(self):
             self.fs.invalidate_cache(self.path)  # hf:// keeps one
-            found = self.fs.ls(self.path, detail=True)
-        for one in found:
-            path = str(one["name"]).rstrip("/")
-            size = one.get("size")
+            listed = self.fs.ls(self.path, detail=True)
+        for facts in listed:
+            path = str(facts["name"]).rstrip("/")
+            size = facts.get("size")
             if path != self.path.rstrip("/"):  # the folder itself, or one without a name
                 name = path.rpartition("/")[2]
-                kind = str(one["type"])
-                yield name, kind, -1 if size is None else int(size), _version(one)
+                kind = str(facts["type"])
+                yield name, kind, -1 if size is None else int(size), _version(facts)
 
     def version(self) -> str:
         """Return what changes when the object is written again; "" if that is unknown."""
@@ -88,8 +89,8 @@ class RemotePath(ProxyUPath):
         """Return what matches in this folder; it is listed at once."""
         top = self.path.rstrip("/") + "/"
         with _reaching(self):
-            found = self.fs.glob(escape(top) + pattern)
-        return iter([self / str(path).removeprefix(top) for path in found])
+            paths = self.fs.glob(escape(top) + pattern)
+        return iter([self / str(path).removeprefix(top) for path in paths])
 
     def rglob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:
         """Return what matches anywhere below this folder; it is listed at once."""
@@ -114,7 +115,7 @@ class RemotePath(ProxyUPath):
             return cast(bytes, self.fs.cat_file(self.path, **once))
 
     def read_range(self, start: int, end: int, version: str = "") -> bytes:
-        """Return some bytes of the object, in one request; raise if it has another version by now."""
+        """Return some bytes of the object, in one request; raise if it has changed by now."""
         if version and self.protocol in S3:
             return self._read_s3(IfMatch=version, Range=f"bytes={start}-{end - 1}")
         exactly = {"cache_type": "none"} if self.protocol == "hf" else {}  # else 5 MB more
@@ -150,6 +151,7 @@ class RemotePath(ProxyUPath):
 
 
 def _version(facts: Mapping[str, Any]) -> str:
+    """Return what a listing says of an object that changes when it is written again."""
     return next((str(facts[name]) for name in VERSIONS if facts.get(name)), "")
 
 

@@ -130,7 +130,7 @@ class Listing:
         is_empty = True
         for image in self._listed():
             is_empty = False
-            # Bytes that are no text are written as \x41, which may also be a name's own letters.
+            # So `as_text` writes bytes that are no text; a name may also hold these very letters.
             if "\\x" in image.name:
                 if image.name in escaped:
                     alike = f"two images in {self.root} have names that are written alike"

@@ -45,15 +45,16 @@ class MaskedModel:
         drawing: Sampling | None = None,
         seed: int = 0,
     ) -> Predictions:
-        """Return answers for bands of heatmaps of M sources, one after the other: [MN,H,W] -> [MN,1+B].
+        """Return answers for bands of heatmaps of M sources: [MN,H,W] -> [MN,1+B].
 
-        The whole image comes first and is taken from the batch. `sizes` are bands of which only the
-        size is wanted. With `drawing` each image is asked some of the bands, drawn by seed and
-        name: the same ones for every model, fill and source.
+        Rows are the images of one source after the other. The first column is the whole image,
+        which is taken from the batch. `sizes` are bands of which only the size is wanted. With
+        `drawing` each image is asked some of the bands, drawn by seed and name: the same ones for
+        every model, fill and source.
         """
         whole = self.whole(batch)
         drawn = None if drawing is None else drawing.draw(batch.names, seed)
-        found = predict(
+        masked = predict(
             self.runner(batch.images),
             batch.images,
             heatmaps,
@@ -65,17 +66,20 @@ class MaskedModel:
             drawn=drawn,
             whole=whole,
         )
+        # Sources share the images, so what is known of the whole images is theirs too.
         sources = len(heatmaps) // len(batch)
+        named = [whole.named.repeat(sources, 1), masked.named]
+        confidences = [whole.confidences.repeat(sources, 1), masked.confidences]
         answers = replace(
-            found,
+            masked,
             bands=(EVERYTHING, *bands),
-            named=torch.cat([whole.named.repeat(sources, 1), found.named], dim=1),
-            confidences=torch.cat([whole.confidences.repeat(sources, 1), found.confidences], dim=1),
+            named=torch.cat(named, dim=1),
+            confidences=torch.cat(confidences, dim=1),
         )
-        if drawing is None or found.drawn is None:
+        if drawing is None or masked.drawn is None:
             return answers
         # The whole image is band 0 now, so the numbers of the others move by one.
-        numbers = F.pad(found.drawn + 1, (1, 0))
+        numbers = F.pad(masked.drawn + 1, (1, 0))
         return replace(answers, drawn=numbers, counts=drawing.counts_with_whole)
 
     def views(
@@ -90,10 +94,14 @@ class MaskedModel:
     ) -> ViewPredictions:
         """Return answers for any of the images through any of the masks: [N,C,H,W], [M,H,W] -> [T].
 
-        They are on the model's device, which is not waited for. `views` are the numbers of image
-        and mask of each view, each [T]; targets are [T] too.
-        `score` takes the place of the confidence. `whole` are the `whole_values` of the images,
-        where they are known: [N].
+        They are on the model's device, which is not waited for.
+
+        - images: [N,C,H,W] in 0..1.
+        - masks: [M,H,W], true or 1 where the image is shown.
+        - views: the numbers of image and mask of each view, each [T].
+        - targets: the class of each view [T]; None: no confidences.
+        - score: takes the place of the confidence.
+        - whole: the `whole_values` of the images, where they are known: [N].
         """
         return predict_views(
             self.runner(images),
@@ -167,12 +175,15 @@ def whole_images(model: Classifier, batch: Batch, batch_size: int | None = None)
 def said_of_whole(
     model: Classifier, images: Tensor, targets: Tensor | None, batch_size: int | None = None
 ) -> Predictions:
-    """Return class and confidence of whole images: [N,1]. Without targets, predictions are the targets."""
+    """Return class and confidence of whole images: [N,1].
+
+    Without targets, predictions are the targets.
+    """
     no_maps = torch.zeros(len(images), *images.shape[2:], device="cpu")
     return predict(model, images, no_maps, targets, [EVERYTHING], batch_size=batch_size)
 
 
 def finite(answers: Predictions) -> list[bool]:
     """Return whether the model gave numbers for each whole image."""
-    found: list[bool] = (answers.classes_of([EVERYTHING])[:, 0] != NO_CLASS).tolist()
-    return found
+    is_finite: list[bool] = (answers.classes_of([EVERYTHING])[:, 0] != NO_CLASS).tolist()
+    return is_finite

@@ -93,6 +93,7 @@ class Predictions:
 
     @cached_property
     def _place(self) -> dict[Band, int]:
+        """The column of each band."""
         return {band: i for i, band in enumerate(self.bands)}
 
     def _places(self, bands: Sequence[Band]) -> list[int]:
@@ -141,9 +142,9 @@ class Predictions:
         """
         whole: dict[str, Tensor] = {}
         start = 0
-        for some in self.pieces():
-            end = start + len(some.targets)
-            for name, values in make(some).items():
+        for piece in self.pieces():
+            end = start + len(piece.targets)
+            for name, values in make(piece).items():
                 if name not in whole:
                     whole[name] = values.new_empty(len(self.targets), *values.shape[1:])
                 whole[name][start:end] = values

@@ -24,8 +24,11 @@ THOUSANDTHS = (
 )
 SIZES = tuple(size / 1000 for size in THOUSANDTHS)
 PARTS = (*map(top, SIZES), *map(all_but_top, SIZES), top(0.0), EVERYTHING)
-REGION, REST = slice(0, len(SIZES)), slice(len(SIZES), 2 * len(SIZES))
-NOTHING, ALL = 2 * len(SIZES), 2 * len(SIZES) + 1
+# The places of PARTS: the regions of all sizes, what they leave, an empty and a whole image.
+REGION = slice(0, len(SIZES))
+REST = slice(len(SIZES), 2 * len(SIZES))
+NOTHING = 2 * len(SIZES)
+ALL = 2 * len(SIZES) + 1
 _MASK_ELEMENTS = 2**28  # of masks that are made at a time
 UNASKED = -3  # in place of a class; predictions.py has the other such numbers
 
@@ -51,8 +54,11 @@ class Asked:
 
     def with_unseen(self, fill: str) -> "Asked":
         """Return the same with a further fill, with which only the whole image is known."""
-        named, confidences = (one[:, :1].clone() for one in (self.named, self.confidences))
-        named[..., :ALL], confidences[..., :ALL] = UNASKED, torch.nan
+        # Any fill's answers about the whole image: nothing of it is hidden.
+        named = self.named[:, :1].clone()
+        confidences = self.confidences[:, :1].clone()
+        named[..., :ALL] = UNASKED
+        confidences[..., :ALL] = torch.nan
         return Asked(
             fills=(*self.fills, fill),
             named=torch.cat([self.named, named], dim=1),
@@ -61,13 +67,13 @@ class Asked:
         )
 
     def rows(self, some: Sequence[int]) -> "Asked":
-        """Return those of some of the images."""
+        """Return the answers about some of the images."""
         places = list(some)
         return replace(self, named=self.named[places], confidences=self.confidences[places])
 
     @staticmethod
     def joined(parts: "Sequence[Asked]") -> "Asked":
-        """Return those of several batches, one after the other."""
+        """Return the answers about several batches, one after the other."""
         return replace(
             parts[0],
             named=torch.cat([part.named for part in parts]),
@@ -117,14 +123,14 @@ class Parts:
         All parts of all images go to the model at once, fill by fill, and are waited for once.
         """
         targets = self.batch.targets.cpu()
-        found = []
+        answers = []
         for number, fill in enumerate(asked.fills):
             masked = MaskedModel(self.model, fill, self.batch_size)
             step = max(1, _MASK_ELEMENTS // self.places[0].numel())
-            for some in wanted[:, number].nonzero().split(step):
-                if not len(some):
+            for chunk in wanted[:, number].nonzero().split(step):
+                if not len(chunk):
                     continue
-                rows, parts = some.unbind(1)
+                rows, parts = chunk.unbind(1)
                 views = masked.views(
                     self.batch.images,
                     self._masks(rows, parts),
@@ -132,9 +138,11 @@ class Parts:
                     targets=targets[rows],
                     whole=self._values,
                 )
-                found.append(((rows, torch.full_like(rows, number), parts), views))
-        named, confidences = asked.named.clone(), asked.confidences.clone()
-        for places, views in found:
+                answers.append(((rows, torch.full_like(rows, number), parts), views))
+        named = asked.named.clone()
+        confidences = asked.confidences.clone()
+        # Only now, once all of them are under way: the first `.cpu()` waits for the model.
+        for places, views in answers:
             named[places] = views.named.cpu().to(named)
             confidences[places] = views.confidences.cpu()
         return replace(asked, named=named, confidences=confidences)

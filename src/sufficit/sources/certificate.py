@@ -65,34 +65,42 @@ class Certificate:
     @property
     def sentence(self) -> str:
         """The certificate in words."""
-        asked = [one for one in self.fills if one.asked]
+        asked = [around for around in self.fills if around.asked]
         if self.needed is not None:
             return self._in_shares(asked, self.needed)
         if not self.enough:
-            fills = _listed([one.fill for one in asked])
-            found = f"No region of this map is enough for {self.target} with {fills}"
-            return f"{found}: the region is the whole image."
-        seen = [f"{one.fill} around it ({one.region.confidence:.2f})" for one in asked]
-        found = f"{percent(self.share)} of this image is enough: the model says {self.target} with"
-        found = f"{found} {_listed(seen)}; without it, {_without(asked, self.target)}."
-        for one in self.fills:
-            if not one.asked and not one.region.is_target:
-                found += f" With {one.fill}, which was not asked, it says {one.region.name}."
-        return found
+            fills = _listed([around.fill for around in asked])
+            return (
+                f"No region of this map is enough for {self.target} with {fills}: the region is"
+                " the whole image."
+            )
+        regions = [f"{around.fill} around it ({around.region.confidence:.2f})" for around in asked]
+        sentence = (
+            f"{percent(self.share)} of this image is enough: the model says {self.target} with"
+            f" {_listed(regions)}; without it, {_without(asked, self.target)}."
+        )
+        # A fill that nobody chose a size with may disagree: the reader is told.
+        for around in self.fills:
+            if not around.asked and not around.region.is_target:
+                said = around.region.name
+                sentence += f" With {around.fill}, which was not asked, it says {said}."
+        return sentence
 
     @property
     def caption(self) -> tuple[str, str, str]:
         """The certificate in three short lines, to be written below a picture."""
-        asked = [one for one in self.fills if one.asked]
-        seen = ", ".join(f"{one.region.confidence:.2f} with {one.fill}" for one in asked)
+        asked = [around for around in self.fills if around.asked]
+        regions = [f"{around.region.confidence:.2f} with {around.fill}" for around in asked]
+        alone = f"alone: {', '.join(regions)}"
         if self.target == SCORE:
-            left = ", ".join(f"{one.rest.confidence:.2f} with {one.fill}" for one in asked)
-            return self._title, f"alone: {seen}", f"without it: {left}"
+            rests = [f"{around.rest.confidence:.2f} with {around.fill}" for around in asked]
+            return self._title, alone, f"without it: {', '.join(rests)}"
         whole = f"whole image: {self.whole.name}, {self.whole.confidence:.2f}"
-        return self._title, f"alone: {seen}; {whole}", f"without it: {_without(asked, self.target)}"
+        return self._title, f"{alone}; {whole}", f"without it: {_without(asked, self.target)}"
 
     @property
     def _title(self) -> str:
+        """The first line of the caption."""
         if not self.enough:
             return f"No region of this map is enough for {self.target}"
         if self.needed is not None:
@@ -105,25 +113,30 @@ class Certificate:
 
     def _in_shares(self, asked: "Sequence[Around]", needed: float) -> str:
         """Return the sentence where the model need not give the target for the region."""
-        found = ""
+        first = ""
         if self.target != SCORE:
-            found = f"The model says {self.whole.name} of the whole image, not {self.target}"
-            found += f" ({self.whole.confidence:.2f}). "
+            first = (
+                f"The model says {self.whole.name} of the whole image, not {self.target}"
+                f" ({self.whole.confidence:.2f}). "
+            )
         keeps = f"{percent(needed)} of {self._owned} score above that of an empty image"
-        above = {one.fill: self.whole.confidence > one.nothing.confidence for one in asked}
         if self.enough:
-            seen = [f"{one.fill} around it ({one.region.confidence:.2f})" for one in asked]
-            left = [f"{one.fill} in its place ({one.rest.confidence:.2f})" for one in asked]
-            found += f"{percent(self.share)} of this image keeps {keeps}: with {_listed(seen)}"
-            return f"{found}; without it, with {_listed(left)}."
-        if all(above.values()):
-            fills = _listed([*above])
-            found += f"No region of this map keeps {keeps} with {fills}"
-            return f"{found}: the region is the whole image."
-        fills = _listed([fill for fill, is_above in above.items() if not is_above])
+            regions = [f"{one.fill} around it ({one.region.confidence:.2f})" for one in asked]
+            rests = [f"{one.fill} in its place ({one.rest.confidence:.2f})" for one in asked]
+            return (
+                f"{first}{percent(self.share)} of this image keeps {keeps}: with"
+                f" {_listed(regions)}; without it, with {_listed(rests)}."
+            )
+        low = [one.fill for one in asked if not self.whole.confidence > one.nothing.confidence]
+        if low:  # no region could keep a share of nothing
+            return (
+                f"{first}The whole image scores no more than an empty one with {_listed(low)}: the"
+                " region is the whole image."
+            )
+        fills = _listed([one.fill for one in asked])
         return (
-            f"{found}The whole image scores no more than an empty one with {fills}: the region is"
-            " the whole image."
+            f"{first}No region of this map keeps {keeps} with {fills}: the region is the whole"
+            " image."
         )
 
 
@@ -173,7 +186,7 @@ def certificates_of(
     asked = maps.asked
     known = asked.known
     sizes = _sizes_of(maps)
-    found = []
+    made = []
     for row, target in enumerate(targets.tolist()):
         said = [
             _said(model, target, asked.named[row, number], asked.confidences[row, number])
@@ -181,7 +194,7 @@ def certificates_of(
         ]
         whole = said[0][ALL]
         by_class = whole.is_target and model.score is None
-        found.append(
+        made.append(
             Certificate(
                 target=class_name(model, target),
                 share=float(maps.columns["fit_share"][row]),
@@ -196,7 +209,7 @@ def certificates_of(
                 needed=None if by_class else enough,
             )
         )
-    return found
+    return made
 
 
 def certificate_row(one: Certificate) -> dict[str, object]:
@@ -222,7 +235,7 @@ def _unseen(asked: Sequence[str]) -> str:
 def _sizes_of(maps: Maps) -> list[int | None]:
     """Return the number of the size that was chosen for each image; None where no size suffices."""
     thousandths = (1000 * maps.columns["fit_share"]).round().long().tolist()
-    return [THOUSANDTHS.index(one) if one in THOUSANDTHS else None for one in thousandths]
+    return [THOUSANDTHS.index(size) if size in THOUSANDTHS else None for size in thousandths]
 
 
 def _said(model: Classifier, target: int, named: Tensor, confidences: Tensor) -> list[Said]:
@@ -248,11 +261,11 @@ def _sizes(asked: Asked, known: Tensor, said: Sequence[Sequence[Said]]) -> tuple
     def of(part: int) -> dict[str, Said]:
         return {fill: said[k][part] for k, fill in fills if known[k, part]}
 
-    found = [
+    every = [
         Size(share, of(REGION.start + number), of(REST.start + number))
         for number, share in enumerate(SIZES)
     ]
-    return tuple(one for one in found if one.region or one.rest)
+    return tuple(size for size in every if size.region or size.rest)
 
 
 def class_name(model: Classifier, number: int) -> str:
@@ -261,8 +274,8 @@ def class_name(model: Classifier, number: int) -> str:
         return SCORE if number >= 0 else "less than half of it"
     if number < 0:
         return "nothing"
-    known = model.classes or ()
-    return known[number] if number < len(known) else f"class {number}"
+    names = model.classes or ()
+    return names[number] if number < len(names) else f"class {number}"
 
 
 def percent(share: float) -> str:
@@ -277,12 +290,12 @@ def percent(share: float) -> str:
 def _without(asked: Sequence[Around], target: str) -> str:
     """Return what the model says of the rest: one class, or several with their fills."""
     fills: dict[str, list[str]] = {}
-    for one in asked:
-        name = f"still {target}" if one.rest.is_target else one.rest.name
-        fills.setdefault(name, []).append(one.fill)
+    for around in asked:
+        name = f"still {target}" if around.rest.is_target else around.rest.name
+        fills.setdefault(name, []).append(around.fill)
     if len(fills) == 1:
         return next(iter(fills))
-    return ", ".join(f"{name} with {_listed(some)}" for name, some in fills.items())
+    return ", ".join(f"{name} with {_listed(alike)}" for name, alike in fills.items())
 
 
 def _listed(words: Sequence[str]) -> str:
