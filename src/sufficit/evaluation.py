@@ -120,12 +120,14 @@ def evaluate(
     (tensor([0.9275], dtype=torch.float64), tensor([32]))
     """
     check_classifier(classifier)
+    # From here on the function is a part of the model, whose one logit is the score.
     if callable(score):
         classifier = classifier.with_score(score)
         score = "confidence"
     goals = checked(images, heatmaps, targets)
     heatmaps = heatmaps.float()  # as every run has them, and as edges are compared
     _check_own_score(classifier, asks_class=any((goals is not None, leak_donors, twin)))
+    # All arguments are checked before the first forward pass: the passes may take hours.
     own = check_metrics(metrics)
     most = calls_from(calls)
     wanted = metrics_named(columns, own, truth=truth is not None, sampled=most is not None)
@@ -148,6 +150,7 @@ def evaluate(
     meter = _meter(models[0], images, goals, leak_donors, seed)
 
     scoring = Scoring(wanted, schedules[0], most, seed)
+    # Probes at any alpha_min: their columns and calls are the same at the one that is found.
     probes, derived = _probes(scoring, models, held_out)
     check_column_names(probes, derived)
     search = _searching(scoring, models[0], schedules) if alpha_min == "search" else None
@@ -251,6 +254,7 @@ def fills_from(fill: Fill, fills: Sequence[Fill] | None) -> list[Fill]:
         return [fill]
     if isinstance(fills, str | Tensor):
         raise UserError(f"fills must be a list, got {type(fills).__name__}: one fill is fill=")
+    # Black is the default of `fill`, which says nothing against `fills`.
     if fills and isinstance(fill, str) and fill not in ("black", *fills[:1]):
         raise UserError(f"fill is {fill!r} and fills start with {fills[0]!r}: give one of the two")
     return [*fills]
@@ -324,6 +328,7 @@ def _probes(
 
 def _searching(scoring: Scoring, first: AskedModel, schedules: Sequence[Schedule]) -> BandProbe:
     """Return the probe of MSI at every alpha_min that is tried."""
+    # One column with all schedules: bands that they share are asked once.
     heading = Heading("MSI", "MSI over alpha_min")
     column = Column("msi_alpha", METRICS[MSI], tuple(schedules), heading)  # type: ignore[arg-type]
     return BandProbe(first.asked, (column,), most=scoring.calls, seed=scoring.seed)

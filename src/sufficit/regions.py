@@ -147,6 +147,7 @@ def explain(
     check_classifier(classifier)
     check_images(images)
     goals = check_targets(targets, len(images))
+    # Checked before any pass: an adapter of another model, a method that finds no attention.
     inner = source_of("method", method, layer=layer, seed=seed)
     inner.check(classifier, [])
     source = Fitted(inner, fills=tuple(fills), enough=enough, name="fit", batch_size=batch_size)

@@ -52,6 +52,7 @@ def estimates_of(
     values, counts = sums.groups(names)
     low, high = moments(values, counts).interval((chance or Chance(sums.seed)).level)
     means = sums.means(names)
+    # A limit never cuts off the mean itself, which rounding may have put past it.
     if limits is not None and names:
         ends = np.array([limits(name) for name in names]).T
         low = np.maximum(low, np.minimum(ends[0], means))
@@ -149,6 +150,7 @@ def holm(p_values: Floats) -> Floats:
     >>> holm(np.array([0.04, 0.01, 0.03])).tolist()
     [0.06, 0.03, 0.06]
     """
+    # The smallest p times all tests, the next times one fewer, and never below one before it.
     order = np.argsort(p_values, kind="stable")
     steps = p_values[order] * np.arange(len(p_values), 0, -1)
     corrected = np.empty_like(p_values)

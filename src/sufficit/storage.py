@@ -87,6 +87,7 @@ class RemotePath(ProxyUPath):
 
     def glob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:
         """Return what matches in this folder; it is listed at once."""
+        # A folder's own name may hold signs of a pattern, such as [1].
         top = self.path.rstrip("/") + "/"
         with _reaching(self):
             paths = self.fs.glob(escape(top) + pattern)

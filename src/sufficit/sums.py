@@ -81,6 +81,7 @@ class Sums:
             self._sums = np.zeros(shape)
             self._counts = np.zeros(shape, np.int64)
         for numbers, rows in self._single:
+            # The number of the image, not its place in the call, decides: any order gives the same.
             groups = (_mixed(numbers.astype(np.uint64) ^ key) % GROUPS).astype(np.int64)
             places = (groups[:, None] * shape[1] + np.arange(shape[1])).ravel()
             there = ~np.isnan(rows)

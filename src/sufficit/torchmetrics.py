@@ -222,6 +222,7 @@ class Evaluation(_RowMetric):
         )
         answers = self._bands.answers(batch, {ONE: heatmaps})
         rows = {name: getattr(answers, name) for name in self.parts}
+        # One half of the images chooses the share at which the other half is scored by rank.
         rows["half"] = torch.from_numpy(halves_of(batch.names, self.seed))
         rows |= self._cell_rows(batch, heatmaps)
         rows |= self._map_rows(batch, heatmaps)
@@ -238,6 +239,7 @@ class Evaluation(_RowMetric):
     def scores(self) -> Scores:
         """Return what `evaluate` returns for the images this process has seen so far."""
         rows = self._joined()
+        # Bands of every alpha_min were asked, so that the best one needs no second pass.
         answers = self._bands.kept({name: rows[name] for name in self.parts})
         search = search_of(answers, self.schedules) if self.is_searching else None
         alphas = [schedule.alpha_min for schedule in self.schedules]
@@ -278,6 +280,7 @@ class Evaluation(_RowMetric):
         scoring = self._scoring(self.schedules[0])
         columns = [replace(column, schedules=self.schedules) for column in scoring.columns]
         probe = band_probe(scoring, AskedModel(self.asked), columns)
+        # The whole image is a call of its own only where masks are asked at all.
         return replace(probe, counts_whole=bool(columns))
 
     def _cell_rows(self, batch: Batch, heatmaps: Tensor) -> dict[str, Tensor]:

@@ -223,6 +223,7 @@ def load_tensors(file: Path) -> Any:
 
     Raise for a file that announces more bytes than it has.
     """
+    # A small zip may unpack to more than the memory holds; torch.save writes none like it.
     if is_zipfile(file):
         with ZipFile(file) as archive:  # torch.save compresses nothing
             announced = sum(info.file_size for info in archive.infolist())

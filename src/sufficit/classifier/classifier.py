@@ -152,6 +152,7 @@ class Classifier:
     @property
     def channels(self) -> int:
         """1 if the model's first convolution takes one channel, else 3."""
+        # The first module of a model is nearly always the first that is called.
         convolutions = (m for m in self.bare.modules() if isinstance(m, nn.Conv2d))
         return 1 if next((m.in_channels for m in convolutions), 3) == 1 else 3
 
@@ -265,6 +266,7 @@ class Classifier:
         return outputs.to_logits(output, self.ends_in) if probabilities else output
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        # What the user's function takes may be anything that the model returns: no logits are read.
         if self.score is not None:
             output = model(inputs)
             score = self.score

@@ -102,6 +102,7 @@ def draw_digits(
 def embedded_digits(held_out: bool) -> tuple[Tensor, Tensor]:
     """Return the digits [n,28,28] in 0..1 and their labels, the held-out part or the other."""
     pixels, classes = extra("digits", "drawing digits").mnist_data()
+    # The same shuffle always: what was held out once must not be trained on later.
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     part = order[-HELD_OUT:] if held_out else order[:-HELD_OUT]
     strokes = torch.from_numpy(pixels).float().view(-1, 28, 28) / 255
@@ -151,6 +152,7 @@ def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor
         side = wholes(next(chance), 20, min(room, 40) + 1)
         corner = torch.stack([wholes(next(chance), 0, r - side + 1) for r in (SIDE, room)], 1)
         corner[:, 1] += digit * room
+        # Each pixel's place in the digit's square, -1..1 inside: grid_sample reads zeros outside.
         places = (line + 0.5 - corner[..., None]) / side[:, None, None] * 2 - 1  # [n,2,64]
         rows = places[:, 0, :, None]
         columns = places[:, 1, None, :]

@@ -59,6 +59,7 @@ class HeatmapFile:
             if isinstance(error, GoneError):
                 raise
             raise UserError(f"{path} could not be read as heatmaps: {error}") from error
+        # Only behind the key of a map is it a share: an image may have such a name.
         self._shares = {
             name.removesuffix(SHARE): name
             for name in self._members
@@ -87,6 +88,7 @@ class HeatmapFile:
         with self._lock:
             if fits and fits[0] != name:
                 self._loose.add(fits[0])
+            # Two images of one file name in two folders would otherwise share a map silently.
             for form in fits:
                 other = self._fits.setdefault(form, name)
                 if other != name and form in self._loose:

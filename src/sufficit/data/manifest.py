@@ -64,9 +64,11 @@ class Manifest:
         self.loose = facts["loose"], facts["first_loose"]  # images without one
         # pyarrow's file has one position, and several threads read.
         self._read = partial(_read_group, self._file, Lock())
+        # Units are read nearly in order, so that the last few groups serve all threads.
         self._group = lru_cache(HELD)(self._read)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Another process opens the file itself.
         return Manifest, (self.path, self.numbers, self.target, self.tensors)
 
     def labelled(

@@ -186,6 +186,7 @@ def choose_columns(
     elif image_column not in images:
         what = f"no column of images {image_column!r}"
         raise _wrong(path, what, fields, "image_column", "ANOTHER")
+    # A dictionary is how pyarrow stores few values that repeat: its values say what they are.
     labels = [
         name
         for name, kind in fields.items()
@@ -246,6 +247,7 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
             texts.validate(full=True)  # or text that is none would fail later
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} is no readable parquet file ({error}): fetch it again") from error
+    # Sizes are known of leaves only, of which a struct of bytes and path has two.
     leaves = [facts.schema.column(k).path for k in range(facts.num_columns)]
     at = leaves.index(columns.image)
     images = tuple((group.num_rows, group.column(at).total_compressed_size) for group in groups)

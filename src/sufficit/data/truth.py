@@ -118,6 +118,7 @@ class TruthFiles:
 
         Names from a file may begin above the folder of the images, or below it.
         """
+        # Masks have other suffixes than images: names are compared without.
         own = _path(name)
         paths = {key: _path(key) for key in self._stems.get(own.name, ())}
         alike = [key for key, path in paths.items() if _ends(own, path)]
@@ -266,6 +267,7 @@ def _drawn(boxes: Sequence[Box], size: tuple[int, int], label: str | None) -> Im
 
 def _as_seen(picture: Image.Image, view: View | None) -> Tensor:
     """Return the part of a grey picture that the model sees, to the nearest pixel: bool [H,W]."""
+    # Not bilinear, which would make grey edges that are neither object nor background.
     if view is not None:
         picture = seen(picture, replace(view, interpolation="nearest-exact"))
     return torch.from_numpy(np.asarray(picture) > 0)

@@ -132,6 +132,7 @@ def explain_all(
 def recommended(classifier: Classifier, images: Tensor) -> str:
     """Return the method that is recommended for a model, which is tried on the first image."""
     attribution = RECOMMENDED["transformer"]
+    # Only a try tells whether a model attends: attention may be inside any module.
     copy = classifier.over(classifier.model)  # so that no layer that is found stays
     try:
         with warnings.catch_warnings():

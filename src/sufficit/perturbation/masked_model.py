@@ -130,6 +130,7 @@ class MaskedModel:
         would cut a map that has no order: its answers are NaN.
         """
         whole = self.whole(batch)
+        # An empty image is a band that keeps no rank, of any map.
         if nothing is None:
             no_maps = torch.zeros(len(batch), *batch.size, device="cpu")
             asked = self.ask(batch, no_maps, [NOTHING])

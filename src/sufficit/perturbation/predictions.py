@@ -75,6 +75,7 @@ class Predictions:
         factors = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
         if self.drawn is None or self.counts is None:
             return (value(self.of(list(weights), kind)) * factors).sum(1)
+        # Horvitz and Thompson's estimate; sampling.py says how bands are drawn.
         places = self._places(list(weights))
         shares = torch.zeros_like(self.counts)
         shares[places] = factors / self.counts[places]

@@ -172,7 +172,7 @@ def certified(
     wanted = torch.zeros_like(asked.known)
     wanted[..., NOTHING] = True
     for row, size in enumerate(_sizes_of(maps)):
-        if size is not None:
+        if size is not None:  # None: the region is the whole image, which is known
             wanted[row, :, [REGION.start + size, REST.start + size]] = True
     parts = Parts.of(model, batch, maps.maps, batch_size)
     return replace(maps, asked=parts.ask(asked, wanted & ~asked.known))
@@ -192,7 +192,8 @@ def certificates_of(
             _said(model, target, asked.named[row, number], asked.confidences[row, number])
             for number in range(len(asked.fills))
         ]
-        whole = said[0][ALL]
+        whole = said[0][ALL]  # the same with every fill: nothing is hidden
+        # As the fit has judged the image: by class, or by a share of the score.
         by_class = whole.is_target and model.score is None
         made.append(
             Certificate(
@@ -234,6 +235,7 @@ def _unseen(asked: Sequence[str]) -> str:
 
 def _sizes_of(maps: Maps) -> list[int | None]:
     """Return the number of the size that was chosen for each image; None where no size suffices."""
+    # A float is not looked up: its thousandths are exact.
     thousandths = (1000 * maps.columns["fit_share"]).round().long().tolist()
     return [THOUSANDTHS.index(size) if size in THOUSANDTHS else None for size in thousandths]
 

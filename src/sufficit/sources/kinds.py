@@ -76,7 +76,7 @@ class Maps(DrawnMaps):
             columns={name: values.to(device) for name, values in self.columns.items()},
             notes={name: marks.to(device) for name, marks in self.notes.items()},
             shares=None if self.shares is None else self.shares.to(device),
-            asked=self.asked,
+            asked=self.asked,  # it is read on the CPU, wherever the maps are
         )
 
     def marks(self, kind: str) -> Tensor:
@@ -213,6 +213,7 @@ class Method(SourceBase):
             parts = [identity_of(method.draw), identity_of(method.score)]
             return "/".join([method.description, str(dict(method.chosen)), *parts])
         identity = [identity_of(method)]
+        # A module is told from another of the same class by its weights.
         if isinstance(method, nn.Module):
             identity += [code_of(method), digest(*method.state_dict().values())]
         return "/".join(filter(None, identity))
@@ -323,6 +324,7 @@ class MapFile(SourceBase):
             return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
+        # An open file cannot be sent to another process, which opens its own.
         return vars(self) | {"_opened": None}
 
     def close(self) -> None:
@@ -408,6 +410,7 @@ def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str
 
 def drawn_by(source: Source, model: Classifier, batch: Batch) -> Maps:
     """Return the maps of a source. One of the user's must leave the model as it was."""
+    # Ours are tested to leave the model as it was; to watch them takes time in every batch.
     if getattr(source, "is_trusted", False):
         return source.maps(model, batch)
     return call_guarded(
@@ -426,6 +429,7 @@ def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) ->
     """Draw methods of one layer by one pass; the batch remembers their maps."""
     shared: dict[tuple[str | None, int], list[Method]] = {}
     for method in methods:
+        # By the model too: a twin of it draws other maps.
         if (model, method) not in batch.known:
             shared.setdefault((method.layer, method.seed), []).append(method)
     for (layer, seed), alike in shared.items():
