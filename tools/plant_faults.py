@@ -268,8 +268,10 @@ FAULTS: tuple[Fault, ...] = (
         "grad-left-behind",
         "gradients are written to the weights",
         "explainers/forward_pass.py",
-        "(found,) = torch.autograd.grad(total, self.leaf, retain_graph=keep, allow_unused=True)",
-        "total.backward(retain_graph=keep)\n            found = self.leaf.grad",
+        "(gradient,) = torch.autograd.grad(\n"
+        "                scores.sum(), self.leaf, retain_graph=not last, allow_unused=True\n"
+        "            )",
+        "scores.sum().backward(retain_graph=not last)\n            gradient = self.leaf.grad",
         f"{EXPLANATION} -k behind",
     ),
     # Explanation methods
@@ -325,8 +327,8 @@ FAULTS: tuple[Fault, ...] = (
         "lax-stretched",
         "heatmaps of LAX are stretched as those of CAMs are",
         "explainers/explanation.py",
-        '"reads": lax.layers, "final": True, "check": check}',
-        '"reads": lax.layers, "final": False, "check": check}',
+        "final=True,\n        share=lax.size",
+        "final=False,\n        share=lax.size",
         "tests/explainers/test_lax.py -k stretched",
     ),
     Fault(
