@@ -227,7 +227,8 @@ def _captum(
     maps = layers.first(kind(model, *place, **own).attribute(inputs, **options))
     if maps.shape != inputs.shape:  # of a layer
         maps = model.classifier.as_grid(maps, inputs)
-    return maps.sum(1)
+    attributions: Tensor = maps.sum(1)
+    return attributions
 
 
 def _zennit(

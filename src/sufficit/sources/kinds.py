@@ -403,7 +403,7 @@ def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str
     Raise SkipError, with the rows and reasons, for images that a source has no map for.
     """
     # A source of the user's need not have `methods`.
-    lists = [getattr(source, "methods", list)() for source in sources]
+    lists: list[list[Method]] = [getattr(source, "methods", list)() for source in sources]
     draw_together(model, batch, [method for methods in lists for method in methods])
     return {source.name: drawn_by(source, model, batch) for source in sources}
 
