@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 from zlib import crc32
 
@@ -55,53 +55,13 @@ def call_guarded(
     the function in errors.
     """
     rows = list(range(len(names)))
-    with unchanged(what, classifier, images), unmoved():
-        rowwise = _Rowwise(what, call, names, seed)
-        if _is_known(function):
-            first, draws = rowwise.watched(0)
-            if draws:
-                return joined([first, *(rowwise.of(row) for row in rows[1:])])
-        before = random_state()
-        try:
-            words = what if len(rows) > 1 else rowwise.words(0)
-            returned = run_user_code(words, lambda: call(rows))
-        except (NotFiniteError, SkipError):
-            raise
-        except UserError:
-            for row in rows if len(rows) > 1 else ():
-                rowwise.of(row)  # raises at the image that is to blame, if it is one
-            raise
-        if random_state() == before:
-            return returned
-        with suppress(TypeError):  # of an object without a hash
-            _drawers.add(function)
-        return joined([rowwise.of(row) for row in rows])
 
-
-@dataclass(frozen=True)
-class _Rowwise(Generic[Found]):
-    """Calls of a function for one image each, with a random state of the image's own."""
-
-    what: str
-    call: Callable[[Sequence[int]], Found]
-    names: Sequence[object]
-    seed: int
-
-    def words(self, row: int) -> str:
-        """Return the function and the image, in errors."""
-        return f"{self.what} on image {self.names[row]}"
-
-    def of(self, row: int) -> Found:
-        """Return what the function gives for an image; errors name the image."""
-        returned, _ = self.watched(row)
-        return returned
-
-    def watched(self, row: int) -> tuple[Found, bool]:
-        """Return what the function gives for an image, and whether it drew random numbers."""
-        with seeded(crc32(f"{self.seed} {self.names[row]}".encode())):
+    def watched(row: int) -> tuple[Found, bool]:
+        # What the function gives for an image, and whether it drew random numbers.
+        with seeded(crc32(f"{seed} {names[row]}".encode())):
             before = random_state()
             try:
-                returned = run_user_code(self.words(row), lambda: self.call([row]))
+                returned = run_user_code(f"{what} on image {names[row]}", lambda: call([row]))
             except NotFiniteError as error:
                 # The call counted from the one image it had; here it is this row of the batch.
                 raise NotFiniteError(str(error), [row]) from error
@@ -109,6 +69,30 @@ class _Rowwise(Generic[Found]):
                 reason = ", ".join(error.reasons.values())
                 raise SkipError(str(error), {row: reason}) from error
             return returned, random_state() != before
+
+    def one_by_one(some: Sequence[int]) -> list[Found]:
+        return [watched(row)[0] for row in some]
+
+    with unchanged(what, classifier, images), unmoved():
+        if _has_drawn(function):
+            first, draws = watched(0)
+            if draws:
+                return joined([first, *one_by_one(rows[1:])])
+        before = random_state()
+        try:
+            words = what if len(rows) > 1 else f"{what} on image {names[0]}"
+            returned = run_user_code(words, lambda: call(rows))
+        except (NotFiniteError, SkipError):
+            raise
+        except UserError:
+            if len(rows) > 1:
+                one_by_one(rows)  # raises at the image that is to blame, if it is one
+            raise
+        if random_state() == before:
+            return returned
+        with suppress(TypeError):  # of an object without a hash
+            _drawers.add(function)
+        return joined(one_by_one(rows))
 
 
 def join_tensors(parts: list[Tensor]) -> Tensor:
@@ -363,7 +347,7 @@ def _set_gradients(weights: Sequence[Tensor], gradients: Sequence[Tensor | None]
             weight.grad = gradient
 
 
-def _is_known(function: object) -> bool:
+def _has_drawn(function: object) -> bool:
     """Return whether a function has drawn random numbers before."""
     try:
         return function in _drawers

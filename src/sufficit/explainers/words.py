@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard, cast
 
 from sufficit.classifier.source_code import python_function
 from sufficit.errors import UserError, unknown
@@ -11,28 +12,21 @@ from sufficit.explainers.explainer import of_library, split_word
 from sufficit.explainers.explanation import Method
 from sufficit.explainers.lax import Lax, is_shipped, name_of
 from sufficit.explainers.registry import EXPLAINERS, explainer_named
-from sufficit.files import place, safe_name
+from sufficit.files import is_remote, place, safe_name
 
 FIT = "+fit"  # the end of a word that asks for the cut
 FILE_SUFFIXES = (".npz", ".safetensors")
 
 
 @dataclass(frozen=True)
-class HeatmapFileSource:
-    """A file of heatmaps that were drawn elsewhere."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
 class ToFit:
     """A source whose maps are to be cut where the model agrees."""
 
-    source: "Method | HeatmapFileSource"
+    source: "Method | Path"
 
 
-Named = Method | HeatmapFileSource | ToFit
-"""What a word may name."""
+Named = Method | Path | ToFit
+"""What a word may name; a path is that of a file of heatmaps that were drawn elsewhere."""
 
 
 def sources_from(words: str | Iterable[str]) -> dict[str, Named]:
@@ -46,7 +40,7 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Named]:
     >>> sources_from("gradcam+fit")
     {'gradcam+fit': ToFit(source='gradcam')}
     >>> sources_from("gradcam, old=maps/gradcam.npz")
-    {'gradcam': 'gradcam', 'old': HeatmapFileSource(path=PosixPath('maps/gradcam.npz'))}
+    {'gradcam': 'gradcam', 'old': PosixPath('maps/gradcam.npz')}
     """
     listed = words.split(",") if isinstance(words, str) else words
     word_of: dict[str, str] = {}  # each source's, by its name
@@ -74,8 +68,8 @@ def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
     for name, named in sources_from(words).items():
         # What draws an order is the same with and without the cut.
         source = named.source if isinstance(named, ToFit) else named
-        if isinstance(source, HeatmapFileSource):
-            wrong = f"{source.path} holds finished heatmaps, where a method that draws them must be"
+        if is_path(source):
+            wrong = f"{source} holds finished heatmaps, where a method that draws them must be"
             raise UserError(f"{wrong}: score the file with sufficit evaluate or sufficit compare")
         methods[name] = source
     return methods
@@ -102,7 +96,15 @@ def source_from(word: str) -> tuple[str, Named]:
     return chosen, source
 
 
-def _unnamed(word: str) -> tuple[str, Method | HeatmapFileSource]:
+def is_path(source: object) -> TypeGuard[Path]:
+    """Return whether a source is a heatmap file, on disk or on object storage."""
+    # A path on object storage is no `Path`, but reads as one.
+    return isinstance(source, Path) or (
+        hasattr(source, "read_bytes") and is_remote(cast(Path, source))
+    )
+
+
+def _unnamed(word: str) -> tuple[str, Method | Path]:
     """Return the usual name and the source of a word without NAME=."""
     if split_word(word)[0] in EXPLAINERS or of_library(word):
         explainer_named(word)  # raises for unknown options
@@ -113,7 +115,7 @@ def _unnamed(word: str) -> tuple[str, Method | HeatmapFileSource]:
     if path.is_dir() or is_shipped(word):
         return name_of(word), Lax.from_pretrained(word)
     if path.suffix in FILE_SUFFIXES:
-        return path.stem, HeatmapFileSource(path)
+        return path.stem, path
     if word == "lax":
         raise UserError(
             "lax is trained for each model: give the folder of its adapter, --methods PATH. Make"

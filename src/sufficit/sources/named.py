@@ -1,6 +1,7 @@
 """The sources of a run: those that a user gave, by name or as words, then controls."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -9,13 +10,16 @@ from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS
 from sufficit.explainers.explanation import Method as AnyMethod
 from sufficit.explainers.registry import word_of
-from sufficit.explainers.words import FIT, HeatmapFileSource, ToFit, source_from, sources_from
+from sufficit.explainers.words import FIT, ToFit, is_path, source_from, sources_from
 from sufficit.files import safe_name
 from sufficit.sources.fitted import Fitted
 from sufficit.sources.kinds import CONTROLS, Control, MapFile, MapTensor, Method, Source
 
-Given = AnyMethod | HeatmapFileSource | ToFit | Tensor | Source
-"""What a user may give as a source: words, options, adapters, functions, heatmaps, a Source."""
+Given = AnyMethod | Path | ToFit | Tensor | Source
+"""What a user may give as a source: words, options, adapters, functions, heatmaps, a Source.
+
+Heatmaps are a tensor, or the path of a file.
+"""
 
 
 def source_of(
@@ -31,8 +35,8 @@ def source_of(
         return Control(name, seed, alias_of="" if name == read else read)
     if isinstance(read, Tensor):
         return MapTensor(name, read, normalize)
-    if isinstance(read, HeatmapFileSource):
-        return MapFile(name, read.path, normalize)
+    if is_path(read):
+        return MapFile(name, read, normalize)
     if hasattr(read, "maps") and hasattr(read, "digest"):
         source: Source = read
         if source.name != name:
