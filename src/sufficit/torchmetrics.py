@@ -117,13 +117,22 @@ class _RowMetric(TorchMetric):
 class Evaluation(_RowMetric):
     """All eleven columns in one pass: `compute` returns their means, `scores` one value per image.
 
-    `columns` names others, as in `evaluate`. `metrics` adds your own columns: {name: Metric}.
-    `calls` limits the masks asked per image, drawn by the seed. With `truth=True`, `update` takes
-    the truth and its columns are added.
-
-    With `alpha_min="search"` each batch is asked the masks of all `alphas`, and the columns are
-    those of the best one. `evaluate` asks in two passes: where `calls` limits the masks as well, it
-    draws other ones.
+    - classifier: the model that is asked; it is left as it was.
+    - alpha_min: pixels at or above it are marked. With "search" each batch is asked the masks of
+      all `alphas`, and the columns are those of the best one. `evaluate` asks in two passes: where
+      `calls` limits the masks as well, it draws other ones.
+    - score: what a masked image scores: "accuracy" or "confidence".
+    - fill: what hidden pixels become: a name or a tensor.
+    - value_step: of the curves over pixel values.
+    - percent_step: of the curves over shares of the pixels, a share too.
+    - batch_size: masked images per forward pass; chosen for the device if left out.
+    - alphas: what alpha_min="search" tries.
+    - columns: names of other columns, as in `evaluate`.
+    - metrics: your own columns, {name: Metric}.
+    - calls: masks per image, drawn by the seed; "exact" asks all of them.
+    - seed: of what is drawn.
+    - truth: whether `update` takes the truth, whose columns are added.
+    - kwargs: go to torchmetrics' Metric.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = MSI(Classifier(model), alpha_min=0.4)
@@ -336,9 +345,18 @@ class Fidelity(Evaluation):
 class Leakage(_RowMetric):
     """The leak: `compute` returns the means of its columns and the ratio of leak to chance.
 
-    Donors, and the masks behind the chance level, come from the batch of each update, or from a
-    given pool. A batch of one class has no donors: its images have NaN in `leak` and the chances.
-    The ratio is that of the means over all images.
+    A batch of one class has no donors: its images have NaN in `leak` and the chances. The ratio is
+    that of the means over all images.
+
+    - classifier: the model that is asked; it is left as it was.
+    - alpha_min: masks keep the pixels at or above it.
+    - donors: images of other classes per image.
+    - seed: of the donors that are drawn.
+    - fill: what hidden pixels become: a name or a tensor, the same for all images.
+    - pool: where donors, and the masks behind the chance level, come from; None: the batch of each
+      update.
+    - batch_size: masked images per forward pass; chosen for the device if left out.
+    - kwargs: go to torchmetrics' Metric.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = Leakage(Classifier(model), donors=4)

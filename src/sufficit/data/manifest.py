@@ -227,8 +227,15 @@ def _write(path: Path, images: Iterable[SourceImage], unit: int) -> list[ImageTe
                 name: pyarrow.ListArray.from_arrays(starts, pyarrow.array(values, types[name]))
                 for name, values in columns.items()
             }
-            identity = (columns["name"], columns["size"], columns["folder"], columns["version"])
-            identities = list(zip(*identity, strict=True))
+            identities = list(
+                zip(
+                    columns["name"],
+                    columns["size"],
+                    columns["folder"],
+                    columns["version"],
+                    strict=True,
+                )
+            )
             # One digest per unit: to resume, a million images need not be compared one by one.
             digests = [sha256(repr(identities[a:b]).encode()) for a, b in pairwise(starts)]
             table["digest"] = pyarrow.array([digest.hexdigest()[:16] for digest in digests])

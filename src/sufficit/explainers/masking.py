@@ -56,6 +56,7 @@ def occlusion(
     return (falls @ weights / weights.sum(0)).view(-1, h, w)
 
 
+# Its parameters are the options of the method.
 def rise(
     classifier: Classifier,
     images: Tensor,
@@ -105,6 +106,7 @@ def rise_masks(
         )
 
 
+# Its parameters are the options of the method.
 def kernel_shap(
     classifier: Classifier,
     images: Tensor,

@@ -107,7 +107,12 @@ def everything(images: Tensor, seed: int = 0) -> Tensor:
 _GRADIENT = 3  # a forward and a backward pass
 _GAMMA = Option(0.25, "more weight for contributions of the output's sign", least=0.0)
 _FILL = Option("black", "what hidden pixels show", choices=("black", "mean", "blur", "noise"))
+# captum and zennit have some of these too, as captum:NAME and zennit:NAME, and
+# benchmarks/methods.py measures both side by side. Where ours keeps a promise that theirs does not,
+# a comment says so.
 EXPLAINERS: dict[str, Explainer] = {
+    # CAMs share a forward pass, and a backward pass for each score; captum:LayerGradCam takes
+    # passes of its own, and reads no tokens of a transformer.
     "gradcam": Explainer(
         description="channels weighted by their mean gradient",
         needs="gradients",
@@ -175,6 +180,7 @@ EXPLAINERS: dict[str, Explainer] = {
             ),
         },
     ),
+    # No library that is used here has these three: they read attention, or replace functions.
     "rollout": Explainer(
         description="product of all blocks' attention, the same for every class",
         needs="attention",
@@ -239,6 +245,8 @@ EXPLAINERS: dict[str, Explainer] = {
             "baseline": replace(_FILL, about="the image that shows nothing"),
         },
     ),
+    # captum draws the random numbers of this and the next for a batch as a whole. So that no map
+    # depends on another image, it must be given one image at a time.
     "expected-gradients": Explainer(
         description=(
             "integrated gradients over many baselines, each with a random point of its line"
@@ -268,6 +276,9 @@ EXPLAINERS: dict[str, Explainer] = {
             "noise": Option(0.15, "std of the noise, as a share of the image's range", least=0.0),
         },
     ),
+    # Masks go to the model as those of all columns do: with every fill, by confidence or by a score
+    # of the user's, in batches that are halved where memory is short. captum's Occlusion and
+    # KernelShap read logits and show black; captum has no Score-CAM and no RISE.
     "scorecam": Explainer(
         description="channels weighted by the logit that each leaves as a mask",
         needs="model",
@@ -320,6 +331,7 @@ EXPLAINERS: dict[str, Explainer] = {
             "fill": _FILL,
         },
     ),
+    # No other library that is used here has these two.
     "extremal-perturbation": Explainer(
         description=(
             "the smooth mask of a given area that keeps the logit highest, by gradient steps"
@@ -353,6 +365,7 @@ EXPLAINERS: dict[str, Explainer] = {
             "score": Option("confidence", "what a box scores", choices=("accuracy", "confidence")),
         },
     ),
+    # Controls ignore the image: a method must beat them.
     "everything": Explainer(
         "control: the whole image, the zero line",
         "images",

@@ -71,7 +71,7 @@ def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
         if is_path(source):
             wrong = f"{source} holds finished heatmaps, where a method that draws them must be"
             raise UserError(f"{wrong}: score the file with sufficit evaluate or sufficit compare")
-        methods[name] = source
+        methods[name] = source  # type: ignore[assignment]  # no path by now
     return methods
 
 
