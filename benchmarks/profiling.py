@@ -3,6 +3,7 @@
 import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -18,8 +19,12 @@ MARK = "the clock of the samples"
 Span = tuple[float, float]  # start and end in microseconds
 
 
+BESIDE = ("loader", "store", "image_files", "pictures", "files", "storage", "spread", "turns")
+"""Modules in which threads read, write, or wait for their turn."""
+
+
 class Sampler:
-    """Notes what the thread that made it does, every two milliseconds."""
+    """Notes what the thread does that works for the GPU, every two milliseconds."""
 
     def __init__(self) -> None:
         self.samples: list[tuple[float, str]] = []
@@ -36,9 +41,11 @@ class Sampler:
 
     def _watch(self) -> None:
         while not self.done.wait(EVERY):
-            frame = sys._current_frames().get(self.watched)
-            if frame is not None:
-                self.samples.append((time.perf_counter(), _place(frame)))
+            frames = sys._current_frames()
+            frames.pop(threading.get_ident(), None)
+            places = [_place(frame) for frame in frames.values()]
+            working = [p for p in places if "." in p and p.partition(".")[0] not in BESIDE]
+            self.samples.append((time.perf_counter(), working[0] if working else "nobody works"))
 
 
 def _place(frame: FrameType | None) -> str:
@@ -80,6 +87,117 @@ def profiled(job: Callable[[], object], top: int = 12) -> dict[str, Any]:
         "looks_while_the_gpu_waited": sum(waiting.values()),
         "the_gpu_waited_for": dict(waiting.most_common(top)),
     }
+
+
+def compared(job: Callable[[], object], top: int = 40) -> dict[str, Any]:
+    """Run a job three times: by the clock and by function, under the profiler, and by its waits."""
+    _settle()
+    with StackSampler() as sampler:
+        started = time.perf_counter()
+        job()
+        _settle()
+        seconds = time.perf_counter() - started
+    return {
+        "seconds": seconds,
+        "seconds_in": sampler.seconds_in(seconds, top),
+        "sums": sums_of(job),
+        "waits": waits_of(job, top),
+    }
+
+
+class StackSampler(Sampler):
+    """Notes all functions of the package that the thread that made it is in."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.within: Counter[str] = Counter()
+        self.looks = 0
+
+    def _watch(self) -> None:
+        while not self.done.wait(EVERY):
+            frame = sys._current_frames().get(self.watched)
+            found = set()
+            while frame is not None:
+                path = Path(frame.f_code.co_filename)
+                if "sufficit" in path.parts:
+                    found.add(f"{path.parent.name}/{path.stem}.{frame.f_code.co_qualname}")
+                frame = frame.f_back
+            self.within.update(found)
+            self.looks += 1
+
+    def seconds_in(self, seconds: float, top: int) -> dict[str, float]:
+        """The time spent in each function and all that it calls, the longest first."""
+        each = seconds / max(1, self.looks)
+        return {name: round(each * looks, 3) for name, looks in self.within.most_common(top)}
+
+
+def sums_of(job: Callable[[], object]) -> dict[str, Any]:
+    """Sums over a run under torch.profiler: CPU, kernels, copies, and calls of the driver."""
+    kinds = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * torch.cuda.is_available()
+    with profile(activities=kinds) as found:
+        started = time.perf_counter()
+        job()
+        _settle()
+        seconds = time.perf_counter() - started
+    averages = found.key_averages()
+    on_device = [one for one in averages if one.device_type == DeviceType.CUDA]
+    operators = [one for one in averages if one.device_type == DeviceType.CPU]
+    copies = [one for one in on_device if one.key.startswith(("Memcpy", "Memset"))]
+    kernels = [one for one in on_device if one not in copies]
+    driver = [one for one in operators if one.key.startswith(("cuda", "cuLaunch"))]
+    return {
+        "seconds": seconds,
+        "cpu_ms": sum(one.self_cpu_time_total for one in operators) / 1e3,
+        "kernels": sum(one.count for one in kernels),
+        "kernels_ms": sum(one.self_device_time_total for one in kernels) / 1e3,
+        "driver": _largest(driver, "self_cpu_time_total", 12),
+        "copies": _largest(copies, "self_device_time_total", 8),
+        "kernels_by_time": _largest(kernels, "self_device_time_total", 12),
+        "operators_by_time": _largest(operators, "self_cpu_time_total", 30),
+    }
+
+
+def waits_of(job: Callable[[], object], top: int) -> dict[str, Any]:
+    """How often each line of the package waited for the GPU."""
+    found: Counter[str] = Counter()
+
+    def note(message: Warning | str, *_: object, **__: object) -> None:
+        if "synchronizing" in str(message):
+            found[_place(sys._getframe(1))] += 1
+
+    if torch.cuda.is_available():
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = note  # type: ignore[assignment]  # the context puts it back
+            torch.cuda.set_sync_debug_mode("warn")
+            try:
+                job()
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+    return {"waits": sum(found.values()), "by_line": dict(found.most_common(top))}
+
+
+def print_compared(found: dict[str, dict[str, Any]]) -> None:
+    """Print what `compared` returned for two versions."""
+    for name, one in found.items():
+        sums = one["sums"]
+        print(
+            f"{name}: {one['seconds']:.2f} s; profiled {sums['seconds']:.2f} s,"
+            f" CPU {sums['cpu_ms']:.0f} ms, {sums['kernels']} kernels {sums['kernels_ms']:.0f} ms,"
+            f" {one['waits']['waits']} waits"
+        )
+        for title in ("driver", "copies"):
+            words = [f"{k} {v['ms']:.0f} ms x{v['calls']}" for k, v in sums[title].items()]
+            print(f"  {title}: {'; '.join(words[:6])}")
+        for title, table in (("s in", one["seconds_in"]), ("waits at", one["waits"]["by_line"])):
+            for place, number in [*table.items()][:30]:
+                print(f"  {number:8} {title} {place}")
+    sys.stdout.flush()
+
+
+def _settle() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
 
 
 def joined(spans: list[Span]) -> list[Span]:

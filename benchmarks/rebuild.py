@@ -24,6 +24,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[1]
 CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
+PROFILED = " # profiled"  # after the name of a job
 PASSES = {"images": 0}  # that models were shown; replays of a recorded step are not counted
 Job = Callable[[], object]
 
@@ -153,6 +154,9 @@ def serve(setting: dict[str, Any]) -> None:
 
     import sufficit
 
+    sys.path.append(str(Path(__file__).parent))  # the other version may have no such module
+    from profiling import compared
+
     on_gpu = setting["device"] == "cuda"
     jobs = jobs_of(setting)
     answer({"package": sufficit.__file__, "jobs": [*jobs]})
@@ -160,9 +164,13 @@ def serve(setting: dict[str, Any]) -> None:
         if on_gpu:
             torch.cuda.synchronize()
         PASSES["images"] = 0
+        asked, profiled, _ = line.strip().partition(PROFILED)
         started = time.perf_counter()
         try:
-            jobs[line.strip()]()
+            if profiled:
+                answer({"profile": compared(jobs[asked])})
+                continue
+            jobs[asked]()
             if on_gpu:
                 torch.cuda.synchronize()
         except Exception as error:  # the other jobs are worth having
@@ -270,7 +278,10 @@ def ratios_of(
 def measure(asked: argparse.Namespace, setting: dict[str, Any]) -> None:
     """Let both versions take turns; print and write after every round."""
     started = time.perf_counter()
-    versions = {"old": Version(asked.old.resolve(), setting), "new": Version(ROOT, setting)}
+    versions = {
+        "old": Version(asked.old.resolve(), setting),
+        "new": Version(asked.new.resolve(), setting),
+    }
     jobs = [job for job in _ready(versions) if asked.only in job]
     print(f"both are ready after {time.perf_counter() - started:.0f} s", flush=True)
     times: dict[str, dict[str, list[float]]] = {job: {"old": [], "new": []} for job in jobs}
@@ -303,14 +314,30 @@ def measure(asked: argparse.Namespace, setting: dict[str, Any]) -> None:
         print(f"round {turn} took {spent:.0f} s", flush=True)
         results["jobs"] = ratios_of(times, passes)
         write(asked.out, results)
+    print_table(results["jobs"])
+    if asked.profile:
+        results["profiles"] = profiles_of(versions, [job for job in jobs if job not in errors])
     for version in versions.values():
         version.close()
-    print_table(results["jobs"])
     if not asked.no_ray:
         results["two Ray workers"] = with_ray(setting)
         print("two Ray workers:", results["two Ray workers"], flush=True)
     results["spent"] = time.perf_counter() - started
     write(asked.out, results | _surroundings(setting["device"]))
+
+
+def profiles_of(versions: dict[str, Version], jobs: list[str]) -> dict[str, Any]:
+    """Where the time of each job goes in both versions."""
+    from profiling import print_compared
+
+    found: dict[str, Any] = {}
+    for job in jobs:
+        profiles = {name: versions[name].run(job + PROFILED) for name in ("old", "new")}
+        found[job] = {name: one.get("profile", one) for name, one in profiles.items()}
+        print(f"\n{job}", flush=True)
+        if not any("error" in one for one in profiles.values()):
+            print_compared(found[job])
+    return found
 
 
 def _ready(versions: dict[str, Version]) -> list[str]:
@@ -372,6 +399,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     words.add_argument("--old", type=Path, help="folder with src/ and benchmarks/ of the old one")
+    words.add_argument("--new", type=Path, default=ROOT, help="the same of the new one")
     words.add_argument(
         "--data", type=Path, help="folder of .jpg, or of .tar with them; made up where left out"
     )
@@ -380,6 +408,7 @@ def main() -> None:
     words.add_argument("--seconds", type=float, default=170, help="no round starts that ends later")
     words.add_argument("--files", type=int, default=384, help="JPEG files to compare")
     words.add_argument("--only", default="", help="jobs whose names hold this text")
+    words.add_argument("--profile", action="store_true", help="profile the jobs after the rounds")
     words.add_argument("--no-ray", action="store_true")
     words.add_argument("--tiny", action="store_true", help="only shows that the script runs")
     words.add_argument("--out", type=Path)

@@ -228,8 +228,8 @@ FAULTS: tuple[Fault, ...] = (
         "whole-image-of-another-model",
         "the answers for whole images of one model are taken for those of the twin",
         "perturbation/masked_model.py",
-        '("whole", model), lambda',
-        '("whole",), lambda',
+        '("whole", model),\n        lambda',
+        '("whole",),\n        lambda',
         f"{CONDITIONS} -k scoring",
     ),
     Fault(

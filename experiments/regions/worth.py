@@ -42,7 +42,9 @@ from sufficit.perturbation.bands import all_but_top, top
 ASKED = ("black", "blur", "mean", "noise")
 MAPS = ("gradcam", "center", "layercam", "random")
 BLACK_AND_BLUR = ("gradcam", "trained", "center")  # maps that are fitted with these two as well
-DONORS = 4
+SEARCHED = ("rise", "extremal-perturbation")
+DONORS = 16
+LIFTS = ("leak_lift", "leak_lift_10", "leak_lift_25", "leak_lift_45")
 COLUMNS = ("msi", "mask_penalty", "pointing")
 NORMALIZED = {"efficientnet_lite0": {"mean": (0.5,) * 3, "std": (0.5,) * 3}}
 IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
@@ -120,8 +122,8 @@ class Scorer:
         donors = donors_of(len(some)).to(self.images.device)
         self.patches = patches(self.images, self.images[donors])
 
-    def rows(self, maps: Tensor, *, exact: bool) -> pandas.DataFrame:
-        """One row per photograph: MSI under every fill, share, pointing and leak."""
+    def rows(self, maps: Tensor, *, exact: bool, leak: bool) -> pandas.DataFrame:
+        """One row per photograph: MSI under every fill, share, pointing and lifts of the order."""
         n = len(maps)
         score = partial(
             evaluate,
@@ -134,13 +136,17 @@ class Scorer:
             progress=False,
         )
         found = score(
-            fills=ASKED, columns=COLUMNS, truth=self.truth[:n], leak_donors=min(DONORS, n - 1)
+            fills=ASKED,
+            columns=COLUMNS,
+            truth=self.truth[:n],
+            leak_donors=min(DONORS, n - 1) if leak else 0,
         )
         unseen = score(fill=self.patches[:n], columns=["msi"])
         columns = {"msi_black": found["msi"], "msi_patches": unseen["msi"]}
         columns |= {f"msi_{fill}": found[f"msi_{fill}"] for fill in ASKED[1:]}
         columns |= {"share": found["mask_penalty"], "pointing": found["pointing"]}
-        columns |= {name: found[name] for name in ("leak", "leak_chance")}
+        if leak:
+            columns |= {name: found[name] for name in LIFTS}
         arrays = {name: values.numpy() for name, values in columns.items()}
         return pandas.DataFrame({"image": self.names[:n], **arrays})
 
@@ -185,7 +191,9 @@ class Run:
     ) -> pandas.DataFrame:
         """Score maps and keep their rows."""
         begun = time.perf_counter()
-        found = self.scorer.rows(maps, exact="as it is" not in way)
+        # An order has the same lifts however it is cut.
+        leak = way == "fitted" or name in SEARCHED
+        found = self.scorer.rows(maps, exact="as it is" not in way, leak=leak)
         found = found.assign(passes=passes, **more)
         found.insert(0, "way", way)
         found.insert(0, "map", name)

@@ -28,8 +28,8 @@ from sufficit.metrics.pooled import Halves, RankShares, halves_of
 from sufficit.metrics.scores import AlphaSearch, Scores, worst_of
 from sufficit.perturbation.bands import grid
 from sufficit.perturbation.fills import check_fill
-from sufficit.perturbation.masked_model import MaskedModel, said_of_whole
-from sufficit.perturbation.predict import check_batch_size
+from sufficit.perturbation.masked_model import MaskedModel
+from sufficit.perturbation.predict import check_batch_size, predict_whole
 from sufficit.perturbation.predictions import NO_CLASS, Predictions, ScoreKind
 from sufficit.perturbation.tokens import drops, token_model
 from sufficit.probes.band import BandProbe
@@ -212,7 +212,7 @@ def batch_of(
     batch_size: int | None = None,
 ) -> Batch:
     """Return images as a batch, with what the classifier says of the whole images."""
-    whole = said_of_whole(classifier, images, targets, batch_size)
+    whole = predict_whole(classifier, images, targets, batch_size=batch_size)
     places = range(len(images)) if numbers is None else numbers
     return Batch(
         images=images,

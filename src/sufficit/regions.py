@@ -2,11 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 
+import torch
 from torch import Tensor
 
 from sufficit.classifier.classifier import Classifier, check_classifier, check_images, check_targets
+from sufficit.data.batch import Batch
 from sufficit.errors import UserError
 from sufficit.evaluation import batch_of
 from sufficit.explainers import Method, explain_all
@@ -22,9 +25,12 @@ from sufficit.sources.certificate import (
     certificates,
 )
 from sufficit.sources.fitted import FILLS as ASKED
+from sufficit.turns import can_take_turns, in_turns
 
 if TYPE_CHECKING:
     import pandas
+
+LEAST_IN_TURNS = 32  # images; halves of fewer would leave a GPU idle
 
 __all__ = ["Around", "Certificate", "Regions", "Said", "Size", "explain"]
 
@@ -133,7 +139,7 @@ def explain(
     if not fit:
         drawer = word_of(*method) if isinstance(method, tuple) else method
         name = drawer if isinstance(drawer, str) else getattr(drawer, "__name__", "own method")
-        heatmaps = explain_all(
+        drawn = explain_all(
             classifier,
             images,
             targets,
@@ -143,7 +149,7 @@ def explain(
             seed=seed,
             progress=progress,
         )
-        return heatmaps[name]
+        return drawn[name]
     check_classifier(classifier)
     check_images(images)
     goals = check_targets(targets, len(images))
@@ -154,8 +160,33 @@ def explain(
     # What is usual, for an honest forecast; at most there are three times as many.
     with counting_bar("fitting", source.usual_passes * len(images), progress):
         batch = batch_of(classifier, images.to(classifier.device), goals)
-        maps = source.maps(classifier, batch)
-        proofs = certificates(classifier, batch, maps, enough=enough, batch_size=batch_size)
+        parts = _fitted(classifier, source, batch)
+    heatmaps = torch.cat([part.heatmaps for part in parts])
+    return Regions(heatmaps, [proof for part in parts for proof in part.certificates])
+
+
+def _fitted(classifier: Classifier, source: Fitted, batch: Batch) -> list[Regions]:
+    """Return the regions of a batch, in one part or two.
+
+    Round by round a fit waits for the GPU. So it fits one half while the GPU answers the other. A
+    method of the user's has the model for itself, and sees all images at once.
+    """
+    fit = partial(_fit, classifier, source)
+    is_ours = getattr(source.source, "is_trusted", False)
+    if not is_ours or len(batch) < LEAST_IN_TURNS or not can_take_turns(classifier.device):
+        return [fit(batch)]
+    middle = len(batch) // 2
+    halves = [batch.rows(range(middle)), batch.rows(range(middle, len(batch)))]
+    with classifier.in_eval_mode():  # for both halves: the mode belongs to the model
+        return [*in_turns(fit, halves, classifier.device, first_alone=False)]
+
+
+def _fit(classifier: Classifier, source: Fitted, batch: Batch) -> Regions:
+    """Return the regions of a batch."""
+    maps = source.maps(classifier, batch)
+    proofs = certificates(
+        classifier, batch, maps, enough=source.enough, batch_size=source.batch_size
+    )
     return Regions(maps.at(batch.size).float(), proofs)
 
 

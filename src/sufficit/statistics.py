@@ -183,15 +183,6 @@ class Chance:
     correction: str = "holm"
     level: float = LEVEL
 
-    @staticmethod
-    def split(looks: int, seed: int) -> "Chance":
-        """Return the settings of each look, if results are looked at several times.
-
-        Each look has its share of the error. So the intervals of all looks together hold with 95 %
-        (union bound), and with them that of the look at which a run stops, whatever makes it stop.
-        """
-        return Chance(seed, DRAWS * looks, level=LEVEL / looks)
-
 
 @dataclass(frozen=True)
 class Standing:

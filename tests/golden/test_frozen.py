@@ -66,6 +66,9 @@ def assert_same(name: str, out: Path, then: frozen.Result) -> None:
     since = now.scores["source"] == ZERO_LINE  # a control that runs had not then
     now.scores = now.scores[~since].reset_index(drop=True)
     now.told = without_source(now.told, ZERO_LINE)
+    for told in (now.told, then.told):
+        # A run that stops early split the error over its looks then, so that intervals were wider.
+        told.get("within", {}).pop("half_width", None)
     changed = (*CHANGED.get("", ()), *CHANGED.get(name, ()))
     wrong = frozen.row_differences(now.scores, then.scores, TOLERANCE, changed)
     told = {key: value for key, value in then.told.items() if key not in changed}

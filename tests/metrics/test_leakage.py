@@ -591,3 +591,128 @@ def test_gradcam_on_the_shipped_digits_is_honest() -> None:
     assert 1 / 1.25 < ratio.mean < 1.25
     assert ratio.low <= 1 <= ratio.high
     assert leak_warning(found.estimates()) is None
+
+
+# Lifts, for models of many classes
+
+
+def slow_lifts(model, images, heatmaps, targets, setting: LeakMeter, pool: Pool) -> list[list]:
+    """The definition, one view at a time: by image and size."""
+    logits_of = one_at_a_time(model)
+    rows = []
+    for i, y in enumerate(targets.tolist()):
+        donors, partners = draw(
+            y, pool.targets.numpy(), math.ceil(setting.donors / 4), setting.seed, i
+        )
+        lifts = []
+        for size in (0.10, 0.25, 0.45):
+
+            def log_p(donor: int, heatmap: Tensor, size: float = size, y: int = y) -> float:
+                values = heatmap.flatten().tolist()
+                order = sorted(range(len(values)), key=lambda k: -values[k])  # ties in pixel order
+                image = pool.images[donor]
+                fill = fill_for(image[None], setting.asked.fill)[0]
+                seen = fill.expand_as(image).clone()
+                for k in order[: math.floor(size * len(values) + 0.5)]:
+                    row, column = divmod(k, heatmap.shape[1])
+                    seen[:, row, column] = image[:, row, column]
+                return float(logits_of(seen).flatten().double().log_softmax(0)[y])
+
+            apart = [
+                log_p(j, heatmaps[i]) - log_p(j, pool.heatmaps[k])
+                for j, k in zip(donors.tolist(), partners.tolist(), strict=True)
+            ]
+            lifts.append(sum(apart) / len(apart))
+        rows.append(lifts)
+    return rows
+
+
+@pytest.mark.parametrize("fill", ["black", "mean"])
+@pytest.mark.parametrize("pooled", [False, True])
+def test_lifts_agree_with_a_plain_loop(classifier, fill, pooled) -> None:
+    images, heatmaps, targets = leak_case(9)
+    pool = Pool(*leak_case(7, seed=5)) if pooled else Pool(images, heatmaps, targets)
+    setting = LeakMeter(MaskedModel(classifier, fill), 0.5, donors=7, seed=3)
+    found = leak(
+        classifier, images, heatmaps, targets, donors=7, seed=3, fill=fill, form="lift",
+        pool=pool if pooled else None,
+    )  # fmt: skip
+    wanted = torch.tensor(slow_lifts(classifier.model, images, heatmaps, targets, setting, pool))
+    assert found.lifts is not None
+    torch.testing.assert_close(found.lifts, wanted.double(), rtol=1e-4, atol=1e-5)
+    assert wanted.abs().max() > 0.01
+    columns = found.columns
+    assert [*columns] == ["leak_lift", "leak_lift_10", "leak_lift_25", "leak_lift_45"]
+    torch.testing.assert_close(columns["leak_lift"], found.lifts.mean(1))
+    assert found.calls.tolist() == [2 * 3 * 2] * 9  # own and other, three sizes, two donors
+    assert math.isnan(found.ratio)
+    assert [*found.estimates()] == [*columns]
+
+
+def test_a_class_that_the_outline_says_is_lifted() -> None:
+    """The model counts what each quarter shows; each mask is the quarter of its class."""
+    targets = torch.arange(8) % 4
+    images = torch.full((8, 3, 8, 8), 0.5)
+    heatmaps = (
+        quarters(targets) + torch.rand(8, 8, 8, generator=torch.Generator().manual_seed(2)) / 99
+    )
+    found = leak(Classifier(WhichQuarter()), images, heatmaps, targets, donors=99, form="lift")
+    assert found.lifts is not None
+    assert (found.lifts > 0).all()
+    # A quarter is shown whole at a quarter of the image: logits 1 for its class, else 0.
+    at_a_quarter = 1 - math.log(math.e + 3) - (0 - math.log(math.e + 3))
+    assert found.lifts[:, 1].tolist() == pytest.approx([at_a_quarter] * 8, abs=1e-5)
+
+
+def test_a_mask_that_says_nothing_lifts_nothing() -> None:
+    """The model sees no mask, as all keep the pixel that it reads; or all masks are equal."""
+    labels = torch.tensor([0, 1, 2, 0, 1, 2])
+    images = torch.rand(6, 3, 8, 8, generator=torch.Generator().manual_seed(0))
+    heatmaps = torch.rand(6, 8, 8, generator=torch.Generator().manual_seed(1))
+    heatmaps[:, 0, 0] = 1
+    found = leak(Classifier(FirstPixel()), images, heatmaps, labels, form="lift")
+    assert found.lifts is not None
+    assert (found.lifts == 0).all()
+    equal = heatmaps[:1].expand(6, 8, 8)
+    again = leak(Classifier(WhichQuarter()), images, equal, labels, form="lift")
+    assert again.lifts is not None
+    assert (again.lifts == 0).all()
+
+
+def test_the_form_follows_the_number_of_classes() -> None:
+    images, heatmaps, targets = leak_case()
+    for classes, lifted in ((100, False), (101, True)):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(images[0].numel(), classes)).eval()
+        found = leak(Classifier(model), images, heatmaps, targets)
+        assert (found.lifts is not None) is lifted
+        assert ("leak_lift" in found.columns) is lifted
+        assert ("leak" in found.columns) is not lifted
+    with pytest.raises(UserError, match="form"):
+        leak(Classifier(model), images, heatmaps, targets, form="both")
+
+
+def test_lifts_of_several_methods_are_those_of_each_alone(classifier) -> None:
+    images, heatmaps, targets = leak_case()
+    methods = {"a": heatmaps, "b": heatmaps.flip(1)}
+    pool = Pool(images, torch.cat([*methods.values()]), targets)
+    meter = LeakMeter(MaskedModel(classifier), 0.5, 9, seed=2, pool=pool, form="lift")
+    both = meter.measure(pool.heatmaps, targets, range(10))
+    for k, maps in enumerate(methods.values()):
+        alone = leak(classifier, images, maps, targets, donors=9, seed=2, form="lift")
+        assert both.lifts is not None
+        assert torch.equal(both.lifts.chunk(2)[k], alone.lifts)
+        assert torch.equal(both.calls.chunk(2)[k], alone.calls)
+
+
+@pytest.mark.parametrize("low", [0.02, -0.02])
+def test_a_lift_above_that_of_gradcam_is_warned_of(low: float) -> None:
+    lift = {"leak_lift": Estimate(0.5, 0.3, 0.7, 50, 0, False)}
+    above = {"leak_lift_over_gradcam": Estimate(0.1, low, 0.2, 50, 0, False)}
+    words = leak_warning(lift | above)
+    assert (words is not None) is (low > 0)
+    assert words is None or "0.10 above those of Grad-CAM" in words
+    alone = leak_warning(lift)
+    assert alone is not None
+    assert "0.50 above 0" in alone
+    none = {"leak_lift": Estimate(0.1, -0.1, 0.3, 50, 0, False)}
+    assert leak_warning(none) is None

@@ -14,7 +14,8 @@ from sufficit.data.batch import Batch
 from sufficit.evaluation import batch_of
 from sufficit.perturbation.bands import EVERYTHING, Band, at_least, hide, rest, show, top
 from sufficit.perturbation.fills import blur, grey_noise, impute
-from sufficit.perturbation.masked_model import MaskedModel, finite, said_of_whole, whole_images
+from sufficit.perturbation.masked_model import MaskedModel, finite, whole_images
+from sufficit.perturbation.predict import predict_whole
 from sufficit.perturbation.predictions import NO_CLASS, Predictions
 from sufficit.perturbation.sampling import make_sampling
 from sufficit.progress import counted
@@ -105,7 +106,7 @@ def ask(name: str, some: list[int] | None = None, maps: Tensor | None = None) ->
     rows = list(range(N)) if some is None else some
     found = heatmaps_of() if maps is None else maps
     part = batch.rows(rows)
-    whole = said_of_whole(asked.model, part.images, part.targets)
+    whole = predict_whole(asked.model, part.images, part.targets)
     part = replace(part, known={("whole", asked.model): whole})
     return asked.over(rows).ask(
         part, found[rows] if maps is None else found, BANDS, sizes=[show(0.5)]

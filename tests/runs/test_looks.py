@@ -1,7 +1,9 @@
 """Runs that stop when MSI is precise enough, with intervals that are valid in spite of looking."""
 
 import json
+import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +18,19 @@ from small_runs import StopError, assert_same_rows, config_for, interrupted, run
 from small_runs import write_photos as photos_in
 from sufficit import Classifier, UserError, compare
 from sufficit.data.images import list_images
+from sufficit.metrics.columns import HEADINGS
+from sufficit.probes.standard import MSI
 from sufficit.runs import engine
 from sufficit.runs.job import look_sizes
 from sufficit.runs.results import RunResults
+from sufficit.runs.stopping import UNMET, deciding_width
 from sufficit.runs.store import UNIT, Store
-from sufficit.runs.table import half_width
 from sufficit.runs.unit_rows import Rows
 from sufficit.statistics import Chance, Estimate, estimates_of
 from sufficit.sums import sums_of
 
 METHODS = ("gradcam", "layercam", "random", "center")
-N, LOOKS = 30, (8, 16, 30)  # images in units of 4
+N, LOOKS = 30, (8, 12, 16)  # images in units of 4, and the first looks
 
 
 @pytest.mark.parametrize(
@@ -35,70 +39,78 @@ N, LOOKS = 30, (8, 16, 30)  # images in units of 4
         (1, 1, [1]),
         (200, 1, [200]),
         (201, 1, [200, 201]),
-        (800, 1, [200, 400, 800]),
-        (801, 1, [200, 400, 800, 801]),
-        (50_000, 32, [7, 13, 25, 50, 100, 200, 400, 800, 1563]),
-        (1000, 300, [1, 2, 3, 4]),  # 200 and all others below a unit's end are one look
+        (233, 10, [20, 21, 22, 24]),
         (10_000, 10_000, [1]),
     ],
 )
-def test_looks_double_from_200_images_to_all(images: int, unit: int, sizes: list[int]) -> None:
+def test_looks_go_from_200_images_to_all(images: int, unit: int, sizes: list[int]) -> None:
     assert look_sizes(images, unit) == sizes
 
 
-def looked(values: npt.NDArray[np.float64], chance: Chance) -> dict[int, list[Estimate]]:
-    """The interval of every trial at each look: [N,trials]."""
-    columns, found = dict(enumerate(values.T)), {}
+def test_a_look_has_five_percent_more_images_or_one_unit() -> None:
+    sizes = look_sizes(50_000, 32)
+    assert (sizes[0], sizes[-1]) == (7, 1563)
+    steps = [after - before for before, after in pairwise(sizes)]
+    assert min(steps) == 1
+    assert all(
+        step <= max(1, math.ceil(0.05 * before) + 1) for step, before in zip(steps, sizes[:-1])
+    )
+
+
+Draw = Callable[[np.random.Generator, int], npt.NDArray[np.float64]]
+
+
+def failing(random: np.random.Generator, n: int) -> npt.NDArray[np.float64]:
+    """One image in 100 fails, so that with fewer of them the mean is higher, the spread smaller."""
+    return np.where(random.random(n) < 0.01, -1.0, random.normal(0.5, 0.1, n))
+
+
+def few_decide(random: np.random.Generator, n: int) -> npt.NDArray[np.float64]:
+    """A method that fails on nine images in ten."""
+    base = np.where(random.random(n) < 0.9, 0.05 * random.standard_normal(n), 0.9)
+    return base - 0.3 * random.beta(2, 5, n)
+
+
+def stopped(values: npt.NDArray[np.float64], within: float, unmet: int) -> Estimate:
+    """The interval at the look at which a run stops."""
     for n in look_sizes(len(values), 1):
-        some = sums_of({trial: column[:n] for trial, column in columns.items()})
-        found[n] = [*estimates_of(some, dict.fromkeys(columns), chance).values()]
-    return found
+        some = sums_of({MSI: values[:n]})
+        if deciding_width(some, unmet) <= within:
+            break
+    return estimates_of(some, {MSI: True})[MSI]
 
 
-def stopped(found: dict[int, list[Estimate]], within: float) -> list[tuple[int, Estimate]]:
-    """The size at which each trial stops, and its interval there."""
-    ends = []
-    for trial in zip(*found.values(), strict=True):
-        sizes = zip(found, trial, strict=True)
-        ends.append(next((s for s in sizes if half_width([s[1]]) <= within), (-1, trial[-1])))
-    return ends
-
-
-def share(found: list[Estimate], truth: float) -> float:
-    """How many intervals hold the truth."""
+def coverage(draw: Draw, truth: float, within: float, unmet: int, trials: int) -> float:
+    """How many of the intervals at the end hold the truth."""
+    random = np.random.default_rng(0)
+    found = [stopped(draw(random, 2000), within, unmet) for _ in range(trials)]
+    assert len({one.n for one in found}) > 5, "runs stop at many looks"
     return float(np.mean([one.low <= truth <= one.high for one in found]))
 
 
-def test_the_interval_at_the_stop_holds_the_truth_in_95_percent() -> None:
-    # 1 image in 100 fails. With fewer failures the mean is higher and the interval narrower,
-    # so that a run stops early just when its mean is too high.
-    trials, rate = 800, 0.01
-    random = np.random.default_rng(0)
-    fails = random.random((800, trials)) < rate
-    values = np.where(fails, -1.0, random.normal(0.5, 0.1, fails.shape))
-    truth, error = 0.5 - 1.5 * rate, 2 * (0.05 * 0.95 / trials) ** 0.5
-    split = looked(values, Chance.split(3, seed=0))
-    ends = stopped(split, 0.03)
-    sizes = [size for size, _ in ends]
-    assert {200, 400, 800} <= {*sizes}  # it stops at every look
-    assert max(map(sizes.count, sizes)) < 0.8 * trials
-    assert share([one for _, one in ends], truth) >= 0.95 - error
-    plain = stopped(looked(values, Chance(0)), 0.03)
-    assert share([one for _, one in plain], truth) < 0.95
-
-
-def test_the_intervals_of_all_looks_hold_the_truth_together() -> None:
-    # So it does not matter what makes a run stop at one of them.
-    trials, truth = 600, 0.3
-    values = np.random.default_rng(1).normal(truth, 0.2, (800, trials))
+@pytest.mark.parametrize(
+    ("draw", "truth", "within"),
+    [(failing, 0.485, 0.03), (failing, 0.485, 0.02), (few_decide, 0.09 - 0.6 / 7, 0.03)],
+)
+def test_the_interval_at_the_stop_holds_the_truth_in_95_percent(
+    draw: Draw, truth: float, within: float
+) -> None:
+    trials = 800
     error = 2 * (0.05 * 0.95 / trials) ** 0.5
+    assert coverage(draw, truth, within, UNMET, trials) >= 0.95 - error
 
-    def together(chance: Chance) -> float:
-        found = zip(*looked(values, chance).values(), strict=True)
-        return float(np.mean([share([*trial], truth) == 1 for trial in found]))
 
-    assert together(Chance.split(3, seed=0)) >= 0.95 - error
-    assert together(Chance(0)) < 0.95 - 2 * error
+def test_without_the_images_that_nobody_met_it_would_not() -> None:
+    assert coverage(failing, 0.485, 0.02, 0, 800) < 0.95 - 2 * (0.05 * 0.95 / 800) ** 0.5
+
+
+def test_the_deciding_width_is_that_of_the_values_and_both_ends() -> None:
+    values = np.random.default_rng(2).normal(0.3, 0.2, 50)
+    low, high = HEADINGS[MSI].limits
+    whole = np.concatenate([values, [low] * UNMET, [high] * UNMET])
+    low, high = peer_interval(whole)
+    assert deciding_width(sums_of({MSI: values}), UNMET) == pytest.approx((high - low) / 2)
+    assert deciding_width(sums_of({MSI: values[:0]}), UNMET) == np.inf
 
 
 @pytest.fixture(scope="module")
@@ -125,19 +137,18 @@ def in_order(whole: RunResults, method: str) -> npt.NDArray[np.float64]:
 
 @pytest.fixture(scope="module")
 def within(whole: RunResults) -> float:
-    """A precision that both methods have at the second look, and not at the first."""
+    """A precision that both methods have at the third look, and not before."""
     found = []
-    for n in LOOKS[:2]:
+    for n in LOOKS:
         values = [in_order(whole, method)[:n] for method in METHODS[:2]]
-        widths = [np.subtract(*peer_interval(one)[::-1]) / 2 for one in values]
-        found.append(max(widths))
-    assert found[1] < 0.9 * found[0]
-    return float(np.mean(found))
+        found.append(max(deciding_width(sums_of({MSI: one}), UNMET) for one in values))
+    assert found[2] < 0.97 * min(found[:2])
+    return (found[2] + min(found[:2])) / 2
 
 
 def peer_interval(values: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The interval of the mean at the level of one of three looks."""
-    low, high = intervals(values[:, None], 0.05 / 3)
+    """The interval of the mean."""
+    low, high = intervals(values[:, None], 0.05)
     return float(low[0]), float(high[0])
 
 
@@ -154,15 +165,14 @@ def test_a_run_stops_at_the_first_look_that_is_precise(
     stopping: Callable[..., RunResults], whole: RunResults, within: float
 ) -> None:
     found = stopping()
-    assert found.n == LOOKS[1]
+    assert found.n == LOOKS[2]
     said = found.record.within
-    assert {key: said[key] for key in ("target", "reached", "images", "of", "looks")} == {
-        "target": within, "reached": True, "images": 16, "of": 30, "looks": [*LOOKS],
+    assert {key: said[key] for key in ("target", "reached", "images", "of")} == {
+        "target": within, "reached": True, "images": 16, "of": 30,
     }  # fmt: skip
     assert said["words"] == (
         f"MSI of every method is known to ± {said['half_width']:.2g} (--within {within:g}) from 16"
-        " of 30 images, in random order. Intervals and tests allow for up to 3 looks at the"
-        " results."
+        " of 30 images, in random order."
     )
     widths = [(one.high - one.low) / 2 for one in (found.summaries[m]["msi"] for m in METHODS[:2])]
     assert said["half_width"] == max(widths)
@@ -175,11 +185,11 @@ def test_the_interval_is_that_of_the_look(
     found = stopping()
     for method in METHODS:
         msi = found.summaries[method]["msi"]
-        low, high = peer_interval(in_order(whole, method)[: LOOKS[1]])
+        low, high = peer_interval(in_order(whole, method)[: LOOKS[2]])
         assert (msi.low, msi.high) == pytest.approx((low, high), abs=0.03 * (high - low))
     assert found.standing is not None
-    assert found.standing.chance == Chance(3, 30_000, level=0.05 / 3)
-    assert found.record.chance.level == 0.05 / 3
+    assert found.standing.chance == Chance(3)
+    assert found.record.chance.level == 0.05
 
 
 def test_an_image_has_the_numbers_of_a_whole_run(
@@ -191,7 +201,7 @@ def test_an_image_has_the_numbers_of_a_whole_run(
         assert "leak" in mine
         same = whole.rows[method].set_index("image").loc[mine.index]
         pandas.testing.assert_frame_equal(mine, same, atol=1e-6, rtol=0)
-    order = np.random.default_rng(3).permutation(N)[: LOOKS[1]]
+    order = np.random.default_rng(3).permutation(N)[: LOOKS[2]]
     assert {*found.names} == {whole.names[k] for k in order}
     curve = found.record.alpha_curve["images"]
     assert 0 < curve <= 16, "all of them are among those of the first look"
@@ -219,8 +229,7 @@ def test_few_images_are_one_look_with_plain_intervals(
 ) -> None:
     monkeypatch.setattr("sufficit.runs.job.FIRST_LOOK", N)
     found = stopping(within=1.0)
-    assert found.record.within["looks"] == [N]
-    assert "looks at the results" not in found.record.within["words"]
+    assert found.record.within["images"] == N
     for method in METHODS:
         mine, plain = (vars(one.summaries[method]["msi"]) for one in (found, whole))
         assert mine == pytest.approx(plain, abs=1e-6)
@@ -259,7 +268,7 @@ def test_a_run_killed_before_its_results_computes_nothing_again(
         with pytest.raises(StopError):
             stopping()
     monkeypatch.setattr(engine, "score_unit", fail)
-    assert stopping().n == LOOKS[1]
+    assert stopping().n == LOOKS[2]
 
 
 def test_another_precision_is_another_run(stopping: Callable[..., RunResults]) -> None:

@@ -157,6 +157,20 @@ class Classifier:
         return 1 if next((m.in_channels for m in convolutions), 3) == 1 else 3
 
     @property
+    def class_count(self) -> int:
+        """How many classes it names, or how many its last linear layer gives; 0 if there is none.
+
+        The model is not called for it.
+        """
+        if self.classes is not None:
+            return len(self.classes)
+        linear = [one for one in self.bare.modules() if isinstance(one, nn.Linear | nn.Conv2d)]
+        if not linear:
+            return 0
+        last = linear[-1]
+        return last.out_features if isinstance(last, nn.Linear) else last.out_channels
+
+    @property
     def memory_format(self) -> torch.memory_format:
         """Channels-last if the model's first convolution is, else contiguous."""
         last = torch.channels_last

@@ -20,6 +20,7 @@ from sufficit.data.images import ImageSource, SourceImage, class_forms, class_na
 from sufficit.data.parquet import ParquetImage
 from sufficit.errors import UserError, setting
 from sufficit.files import is_remote
+from sufficit.turns import others_turn
 
 THREADS = min(8, os.cpu_count() or 1)  # that decode images, at most
 GAP = 2**16  # bytes between two images of a shard that a request may read in vain
@@ -93,11 +94,11 @@ class ImageLoader:
             found = list(zip(known, pool.map(self._try, known), strict=True))
         self.skipped |= {entry.image.name: one for entry, one in found if isinstance(one, str)}
         items = [one for _, one in found if not isinstance(one, str)]
-        if not self.one_size:
-            self.sizes.clear()
+        # Of this unit alone, two of which may be read at a time, or of all units.
+        sizes = self.sizes if self.one_size else {}
         for item in items:
-            self.sizes.setdefault(tuple(item.pixels.shape), item.name)
-        check_sizes(self.sizes)
+            sizes.setdefault(tuple(item.pixels.shape), item.name)
+        check_sizes(sizes)
         return items
 
     def read_unit(self, unit: Unit, following: Unit | None = None) -> list[Item]:
@@ -107,19 +108,18 @@ class ImageLoader:
         for which everything waits, then one does, and twice as many whenever that was too slow.
         """
         reading = self._reading.pop(unit.number, None)
-        if reading is None:
-            items = self.items(unit.entries)
-        else:
-            is_late = not reading.done()
-            items = reading.result()
-            if is_late:
-                self._in_background = min(self.threads or THREADS, 2 * self._in_background)
+        items = self.items(unit.entries) if reading is None else []
+        if reading is not None and not reading.done():
+            self._in_background = min(self.threads or THREADS, 2 * self._in_background)
         if following is not None:
             pool = ThreadPoolExecutor(1)
             found = pool.submit(self.items, following.entries, self._in_background)
             self._reading = {following.number: found}
             pool.shutdown(wait=False)  # its thread ends with the unit
-        return items
+        if reading is None:
+            return items
+        with others_turn():
+            return reading.result()
 
     def ahead(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[Item]]]:
         """Each unit with its items; the next one is read in the background meanwhile."""

@@ -417,16 +417,16 @@ def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict
 
 
 def _peaks(drawn: DrawnMaps) -> Tensor:
-    """Return the highest value of each map, of its positive part: [N], on the CPU."""
+    """Return the highest value of each map, of its positive part: [N]."""
     maps = drawn.maps if drawn.final else drawn.stretched
-    return maps.amax((1, 2)).cpu()
+    return maps.amax((1, 2))
 
 
 def _judge(drawn: Mapping[str, Tensor]) -> None:
     """Raise for peaks that are not finite; warn, once, of maps without a positive part."""
     if not drawn:
         return
-    peaks = torch.stack([*drawn.values()])  # [methods,N]
+    peaks = torch.stack([*drawn.values()]).cpu()  # [methods,N]
     if (peaks > 0).all():  # NaN is not
         return
     images = peaks.shape[1]

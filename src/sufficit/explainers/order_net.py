@@ -93,10 +93,15 @@ class OrderNet(nn.Module):
         return self.out.bias
 
     def _read(self, number: int, features: Tensor) -> Tensor:
-        values = features.float()
-        scale = values.square().mean((1, 2, 3), keepdim=True).sqrt() + 1e-4
-        mixed: Tensor = self.norms[number](self.laterals[number](values / scale))
-        return mixed
+        lateral = self.laterals[number]
+        assert isinstance(lateral, nn.Conv2d)
+        assert lateral.bias is not None
+        norms = torch.linalg.vector_norm(features, dim=(1, 2, 3), keepdim=True, dtype=torch.float32)
+        scale = norms / math.sqrt(features[0].numel()) + 1e-4
+        # Divided after the convolution, of which the features have the most channels before.
+        mixed = F.conv2d(features, lateral.weight) / scale + lateral.bias[:, None, None]
+        found: Tensor = self.norms[number](mixed)
+        return found
 
 
 def residual(width: int, groups: int, block: str) -> nn.Sequential:

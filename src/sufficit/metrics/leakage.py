@@ -1,9 +1,14 @@
-"""`leak`: how often a mask makes the model predict the mask's class on images of other classes."""
+"""`leak`: does the shape of a mask alone reveal its class, on images of other classes?
+
+With few classes it counts how often the model predicts the mask's class. Among many classes that
+next to never happens, and the log probability of the class is compared instead.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +21,9 @@ from sufficit.classifier.classifier import (
     check_images,
     check_targets,
 )
-from sufficit.errors import UserError
+from sufficit.errors import UserError, unknown
 from sufficit.metrics.columns import HEADINGS, alpha_from
-from sufficit.perturbation.bands import masks_of, show
+from sufficit.perturbation.bands import masks_of, ranks, runs, show, top
 from sufficit.perturbation.fills import check_fill
 from sufficit.perturbation.heatmaps import check_heatmaps
 from sufficit.perturbation.masked_model import MaskedModel
@@ -29,14 +34,25 @@ from sufficit.statistics import Estimate, estimates_of, ratio, ratio_of
 from sufficit.sums import both, sums_of
 
 Ints = npt.NDArray[np.int64]
+RANKED = 64  # heatmaps that are ranked at a time
 POOL = 256  # images of a folder that are donors
 LIMIT = 1.5  # a ratio above it is worth a warning
+MANY = 100  # classes; with more, a ratio of shares has no resolution
+LIFT_SIZES = (0.10, 0.25, 0.45)  # of the masks whose lift is measured, as shares of the image
+LIFTS = tuple(f"leak_lift_{100 * size:.0f}" for size in LIFT_SIZES)
+LIFT, OVER_GRADCAM = "leak_lift", "leak_lift_over_gradcam"
+FEWER = 4  # a lift takes a quarter of the donors, at each of its sizes
+Form = Literal["auto", "ratio", "lift"]
 TENSORS = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance", "calls")
 
 
 @dataclass(frozen=True)
 class Leak:
-    """Per image, the shares of predictions of the mask's class, and those by chance; on the CPU."""
+    """Per image, the shares of predictions of the mask's class, and those by chance; on the CPU.
+
+    Or, for a model of many classes, the lifts: how much higher the log probability of the mask's
+    class is on donors under the image's own mask than under masks of the same size of others.
+    """
 
     donors: Tensor  # [N] images of other classes through the image's mask
     donors_chance: Tensor  # [N] the same donors through masks of other classes
@@ -46,23 +62,33 @@ class Leak:
     noise_chance: Tensor  # [N] noise through masks of other classes
     calls: Tensor  # [N] model calls spent on each image
     alpha_min: float
+    lifts: Tensor | None = None  # [N,3] by LIFT_SIZES, in the place of all shares, which are NaN
 
     def __len__(self) -> int:
         return len(self.donors)
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={value:.4f}" for name, value in self.mean().items())
+        if self.lifts is not None:
+            return f"Leak(n={len(self)}, {values})"
         return f"Leak(n={len(self)}, ratio={self.ratio:.4f}, {values})"
 
     @property
     def columns(self) -> dict[str, Tensor]:
-        """The shares by their names in tables and files, `leak` and `leak_chance` first."""
+        """The shares by their names in tables and files, `leak` and `leak_chance` first.
+
+        Or the lifts, their mean first.
+        """
+        if self.lifts is not None:
+            return {LIFT: self.lifts.mean(1), **dict(zip(LIFTS, self.lifts.T, strict=True))}
         shares = {name: getattr(self, name) for name in TENSORS if name != "calls"}
         return {f"leak_{name}".replace("_donors", ""): found for name, found in shares.items()}
 
     @property
     def ratio(self) -> float:
-        """Mean leak over mean chance; infinite where chance is 0, NaN where both are."""
+        """Mean leak over mean chance; infinite where chance is 0, NaN where both are, or lifts."""
+        if self.lifts is not None:
+            return math.nan
         means = self.mean()
         return float(ratio(means["leak"], means["leak_chance"]))
 
@@ -76,6 +102,8 @@ class Leak:
         directions = {name: HEADINGS[name].higher_is_better for name in values}
         limits = {name: HEADINGS[name].limits for name in values}
         found = estimates_of(sums_of(values, seed=seed), directions, limits=limits.__getitem__)
+        if self.lifts is not None:
+            return found
         pairs = sums_of(both(values["leak"], values["leak_chance"]), seed=seed)
         return found | {"leak_ratio": ratio_of(pairs)}
 
@@ -99,6 +127,7 @@ class LeakMeter:
     seed: int = 0
     noises: int = 4
     pool: Pool | None = None  # None: the images whose masks are measured
+    form: Form = "auto"
 
     def check(self, images: Tensor) -> None:
         """Raise for a bad number, or a fill that is not the same for all images."""
@@ -106,6 +135,8 @@ class LeakMeter:
             value = getattr(self, name)
             if not isinstance(value, int) or value < least:
                 raise UserError(f"{name} must be a whole number, {least} or more, got {value!r}")
+        if self.form not in get_args(Form):
+            raise unknown("form", str(self.form), get_args(Form))
         fill = self.asked.fill
         check_batch_size(self.asked.batch_size)
         check_fill(fill, images)
@@ -154,29 +185,51 @@ class LeakMeter:
         """Forward passes per image and source, at most."""
         return 2 * self.donors + 1 + self.noises
 
+    @property
+    def _pool(self) -> Pool:
+        assert self.pool is not None  # `measure` needs one
+        return self.pool
+
+    @cached_property
+    def _canvases(self) -> Tensor:
+        """Grey and noise: [1+noises,C,H,W]."""
+        return canvases(tuple(self._pool.images.shape[1:]), self.seed, self.noises)
+
+    @cached_property
+    def _images(self) -> Tensor:
+        """All that is seen through masks, the donors, then grey and noise."""
+        donors = self._pool.images
+        return torch.cat([donors, self._canvases.to(donors)])
+
+    @cached_property
+    def _pool_masks(self) -> Tensor:
+        """The masks of the pool: bool [MP,H,W]."""
+        return self._masks(self._pool.heatmaps)
+
+    @property
+    def lifted(self) -> bool:
+        """Whether lifts are measured: by the form, or because the model has many classes."""
+        if self.form == "auto":
+            return self.asked.model.class_count > MANY
+        return self.form == "lift"
+
     @cached_property
     def _pool_classes(self) -> Tensor:
         """The class predicted for grey and noise through the pool's masks: [MP,1+noises]."""
-        assert self.pool is not None  # `measure` needs one
-        return self._canvas_classes(self.pool.heatmaps)
+        masks = self._pool_masks
+        images, through = self._canvas_views(len(masks))
+        found = self.asked.views(self._images, masks, (images, through)).cpu()
+        return found.named.view(len(masks), -1)
 
-    def _canvas_classes(self, heatmaps: Tensor) -> Tensor:
-        assert self.pool is not None
-        blank = canvases(tuple(self.pool.images.shape[1:]), self.seed, self.noises)
-        every = torch.arange(len(heatmaps) * len(blank), device="cpu")
-        views = (every % len(blank), every // len(blank))
-        return self._classes(blank, heatmaps, views).view(-1, len(blank))
+    def _canvas_views(self, masks: int) -> tuple[Tensor, Tensor]:
+        """Every canvas through every mask: the numbers of image and mask."""
+        blank = len(self._canvases)
+        every = torch.arange(masks * blank, device="cpu")
+        return len(self._pool.images) + every % blank, every // blank
 
-    def _classes(
-        self,
-        images: Tensor,
-        heatmaps: Tensor,
-        views: tuple[Tensor, Tensor],
-        targets: Tensor | None = None,
-    ) -> Tensor:
-        """Return the class predicted for each view through the mask M > alpha_min: [T]."""
-        masks = masks_of(heatmaps, show(self.alpha_min), self.asked.model.device)
-        return self.asked.views(images, masks, views, targets=targets).named.cpu()
+    def _masks(self, heatmaps: Tensor) -> Tensor:
+        """The mask M > alpha_min of each heatmap."""
+        return masks_of(heatmaps, show(self.alpha_min), self.asked.model.device)
 
     def measure(self, heatmaps: Tensor, targets: Tensor, numbers: Sequence[int]) -> Leak:
         """Return the leak of M methods, method after method: [MN,H,W], [N] -> each [MN].
@@ -184,9 +237,12 @@ class LeakMeter:
         `numbers` are those of the images among all images; donors are drawn by them. The pool has
         heatmaps of the same methods, in the same order. Nothing is checked.
         """
-        assert self.pool is not None
-        pool, n = self.pool, len(targets)
-        m, others = len(heatmaps) // n, pool.targets.cpu()
+        if self.lifted:
+            return self._measure_lifts(heatmaps, targets, numbers)
+        pool = self._pool
+        n = len(targets)
+        m = len(heatmaps) // n
+        others = pool.targets.cpu()
         drawn = [
             draw(target, others.numpy(), self.donors, self.seed, number)
             for target, number in zip(targets.tolist(), numbers, strict=True)
@@ -195,19 +251,32 @@ class LeakMeter:
         counts = torch.tensor([len(donors) for donors, _ in drawn], device="cpu")
         method = torch.arange(m, device="cpu")[:, None]
         owners = (torch.arange(n, device="cpu").repeat_interleave(counts) + n * method).flatten()
-        masks = (second + len(others) * method).flatten()
+        second = (second + len(others) * method).flatten()
         donors, counts, goals = first.repeat(m), counts.repeat(m), targets.repeat(m)
 
-        def donor_share(maps: Tensor, masks: Tensor) -> Tensor:
+        # All views in one go, so that batches are full and a GPU is waited for once: donors through
+        # the images' own masks, through masks of the pool, canvases through the own masks.
+        own_masks = self._masks(heatmaps)
+        is_pool = heatmaps is pool.heatmaps  # then canvases are known
+        canvas, through = self._canvas_views(0 if is_pool else len(own_masks))
+        found = self.asked.views(
+            self._images,
+            torch.cat([own_masks, self._pool_masks.to(own_masks.device)]),
+            (
+                torch.cat([donors, donors, canvas]),
+                torch.cat([owners, len(own_masks) + second, through]),
+            ),
+            targets=torch.cat([goals[owners], goals[owners], goals[through]]),
+        )
+        own, chance, blank = found.cpu().named.split([len(donors), len(donors), len(canvas)])
+
+        def donor_share(named: Tensor) -> Tensor:
             """Return the share of each image's donors predicted as its target: [MN]."""
-            named = self._classes(pool.images, maps, (donors, masks), goals[owners])
             sums = torch.zeros(len(goals), dtype=torch.float64, device="cpu")
             return sums.index_add_(0, owners, hits(named, goals[owners])) / counts
 
-        own, chance = donor_share(heatmaps, owners), donor_share(pool.heatmaps, masks)
-        same = heatmaps is pool.heatmaps
-        named = self._pool_classes if same else self._canvas_classes(heatmaps)
-        canvas = hits(named, goals[:, None])
+        blank = self._pool_classes if is_pool else blank.view(len(goals), -1)
+        seen = hits(blank, goals[:, None])
         classes, place = targets.unique(return_inverse=True)
         by_chance = torch.cat(
             [
@@ -216,15 +285,74 @@ class LeakMeter:
             ]
         )
         return Leak(
-            donors=own,
-            donors_chance=chance,
-            grey=canvas[:, 0],
+            donors=donor_share(own),
+            donors_chance=donor_share(chance),
+            grey=seen[:, 0],
             grey_chance=by_chance[:, 0],
-            noise=canvas[:, 1:].mean(1),
+            noise=seen[:, 1:].mean(1),
             noise_chance=by_chance[:, 1:].mean(1),
-            calls=2 * counts + named.shape[1],
+            calls=2 * counts + blank.shape[1],
             alpha_min=self.alpha_min,
         )
+
+    def _measure_lifts(self, heatmaps: Tensor, targets: Tensor, numbers: Sequence[int]) -> Leak:
+        """Return the lifts of M methods, method after method: [MN,H,W], [N] -> each [MN]."""
+        n = len(targets)
+        m = len(heatmaps) // n
+        others = self._pool.targets.cpu().numpy()
+        count = math.ceil(self.donors / FEWER)
+        drawn = [
+            draw(target, others, count, self.seed, number)
+            for target, number in zip(targets.tolist(), numbers, strict=True)
+        ]
+        counts = torch.tensor([len(donors) for donors, _ in drawn], device="cpu").repeat(m)
+        first, second = (
+            torch.from_numpy(np.concatenate(parts)).repeat(m) for parts in zip(*drawn, strict=True)
+        )
+        owners = torch.arange(m * n, device="cpu").repeat_interleave(counts)
+        partners = second + len(others) * (owners // n)
+        goals = targets.repeat(m)
+        found = torch.zeros(m * n, len(LIFT_SIZES), dtype=torch.float64, device="cpu")
+        for place, size in enumerate(LIFT_SIZES):
+            own = self._log_shares(first, top_masks(heatmaps, size), owners, goals[owners])
+            chance = self._log_shares(first, self._pool_top_masks[place], partners, goals[owners])
+            found[:, place].index_add_(0, owners, own - chance)
+        unknown_shares = torch.full((m * n,), torch.nan, dtype=torch.float64, device="cpu")
+        return Leak(
+            *[unknown_shares] * 6,
+            calls=2 * len(LIFT_SIZES) * counts,
+            alpha_min=self.alpha_min,
+            lifts=found / counts[:, None],  # NaN without any donor
+        )
+
+    @cached_property
+    def _pool_top_masks(self) -> list[Tensor]:
+        """The masks of each size of the pool's images: each bool [MP,H,W]."""
+        return [top_masks(self._pool.heatmaps, size) for size in LIFT_SIZES]
+
+    def _log_shares(
+        self, donors: Tensor, masks: Tensor, through: Tensor, targets: Tensor
+    ) -> Tensor:
+        """Return log p of the target of each view, a donor through one of the masks: [T]."""
+        found = self.asked.views(
+            self._pool.images, masks, (donors, through), targets=targets, score=log_probability
+        )
+        return found.cpu().confidences.double()
+
+
+def log_probability(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the log-softmax of each target: [N,C], [N] -> [N].
+
+    >>> log_probability(torch.zeros(1, 4), torch.tensor([2]))  # -log 4
+    tensor([-1.3863])
+    """
+    return logits.float().log_softmax(1).gather(1, targets[:, None])[:, 0]
+
+
+def top_masks(heatmaps: Tensor, size: float) -> Tensor:
+    """Return which pixels come first by rank, so many that they make the size: bool [N,H,W]."""
+    stop = int(runs(heatmaps[:1], [top(size)])[0, 0, 1])
+    return torch.cat([ranks(some) < stop for some in heatmaps.split(RANKED)])
 
 
 def leak(
@@ -239,6 +367,7 @@ def leak(
     noises: int = 4,
     fill: str | Tensor = "black",
     pool: Pool | None = None,
+    form: Form = "auto",
     batch_size: int | None = None,
     progress: bool | Progress | None = None,
 ) -> Leak:
@@ -247,6 +376,12 @@ def leak(
     Donors, and the masks behind the chance level, come from the pool, or from the images. Which
     ones depends on the seed, the number of the image and the pool. An image with fewer possible
     donors than wanted gets each of them once.
+
+    For a model of more than 100 classes, or with form="lift", it returns lifts instead: the log
+    probability of the image's class on a donor under the image's own mask, minus that under the
+    mask of another image, both of the first 10, 25 and 45 % of the pixels by rank. The mask's shape
+    says nothing of its class where that is 0. It takes a quarter of the donors at each size. Two
+    calls with the same seed use the same donors, so that lifts of two methods can be paired.
 
     >>> from torch import nn
     >>> model = nn.Sequential(nn.AdaptiveAvgPool2d((2, 1)), nn.Flatten())   # which half is brighter
@@ -264,6 +399,7 @@ def leak(
         seed=seed,
         noises=noises,
         pool=checked_pool(pool),
+        form=form,
     )
     with counting_bar("measuring the leak", len(heatmaps) * meter.calls, progress):
         return meter.leak(images, heatmaps, targets)
@@ -306,6 +442,8 @@ def canvases(shape: tuple[int, ...], seed: int, noises: int) -> Tensor:
 
 def leak_warning(summary: Mapping[str, Estimate]) -> str | None:
     """Return what a reader of MSI must know about the leak, None where there is no problem."""
+    if LIFT in summary:
+        return lift_words(summary) if leaks(summary) else None
     ratios, own, chance = (summary[name] for name in ("leak_ratio", "leak", "leak_chance"))
     if not math.isfinite(ratios.mean):
         words = "no ratio: by chance it never happens here"
@@ -319,7 +457,7 @@ def leak_warning(summary: Mapping[str, Estimate]) -> str | None:
         f"over images of other classes these masks make the model predict the mask's class in"
         f" {own.mean:.1%} of the cases, masks of other classes in {chance.mean:.1%} ({words})"
     )
-    if ratios.mean > LIMIT and ratios.low > 1:
+    if leaks(summary):
         return (
             f"the masks leak: {facts}. Their shape alone tells the model the class, so MSI flatters"
             " this method"
@@ -327,6 +465,31 @@ def leak_warning(summary: Mapping[str, Estimate]) -> str | None:
     if not (ratios.low > 1 or ratios.high <= 2 * LIMIT):
         return f"{ratios.n} images are too few to tell whether the masks leak: {facts}"
     return None
+
+
+def leaks(summary: Mapping[str, Estimate]) -> bool:
+    """Whether the masks of a method significantly reveal their class, and by much.
+
+    By the ratio of a leak to its chance level. By lifts: whether they lie above Grad-CAM's, or
+    above 0 where there is no Grad-CAM.
+    """
+    ratios, lift = summary.get("leak_ratio"), summary.get(OVER_GRADCAM, summary.get(LIFT))
+    if ratios is not None:
+        return ratios.mean > LIMIT and ratios.low > 1
+    return lift is not None and lift.low > 0
+
+
+def lift_words(summary: Mapping[str, Estimate]) -> str:
+    """Return how far masks lift the log probability of their class, in a sentence."""
+    lift, over = summary[LIFT], summary.get(OVER_GRADCAM)
+    against = "0" if over is None else "those of Grad-CAM"
+    apart = lift if over is None else over
+    return (
+        f"the masks leak: on images of other classes they lift the log probability of their class"
+        f" by {lift.mean:.2f} over masks of the same size of other images, {apart.mean:.2f} above"
+        f" {against} (95 % interval {apart.low:.2f} .. {apart.high:.2f}). Their shape alone tells"
+        " the model something of the class, so MSI flatters this method"
+    )
 
 
 def check_classes(targets: Tensor, pool_targets: Tensor) -> None:

@@ -158,9 +158,14 @@ def blur(images: Tensor) -> Tensor:
 
 def noise(images: Tensor) -> Tensor:
     """Return one image of uniform noise, the same in every batch: [1,C,H,W]."""
+    return _noise(tuple(images.shape[1:]), images.device, images.dtype)
+
+
+@kept
+def _noise(shape: tuple[int, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
     generator = torch.Generator(device="cpu").manual_seed(0)
-    shape = (1, *images.shape[1:])
-    return torch.rand(shape, generator=generator, dtype=torch.float32, device="cpu").to(images)
+    drawn = torch.rand((1, *shape), generator=generator, dtype=torch.float32, device="cpu")
+    return drawn.to(device, dtype)
 
 
 # `drop` fills nothing, it leaves tokens out (tokens.py); pictures show hidden pixels as black.

@@ -12,7 +12,7 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.batch import Batch
 from sufficit.perturbation.bands import EVERYTHING, NOTHING, Band, runs
 from sufficit.perturbation.fills import rows_of
-from sufficit.perturbation.predict import predict, predict_views, usual_batch
+from sufficit.perturbation.predict import predict, predict_views, predict_whole, usual_batch
 from sufficit.perturbation.predictions import NO_CLASS, Predictions, Score, ViewPredictions
 from sufficit.perturbation.sampling import Sampling
 
@@ -169,19 +169,9 @@ class MaskedModel:
 def whole_images(model: Classifier, batch: Batch, batch_size: int | None = None) -> Predictions:
     """Return what a model says of the whole images, asked once however many probes there are."""
     return batch.remember(
-        ("whole", model), lambda: said_of_whole(model, batch.images, batch.targets, batch_size)
+        ("whole", model),
+        lambda: predict_whole(model, batch.images, batch.targets, batch_size=batch_size),
     )
-
-
-def said_of_whole(
-    model: Classifier, images: Tensor, targets: Tensor | None, batch_size: int | None = None
-) -> Predictions:
-    """Return class and confidence of whole images: [N,1].
-
-    Without targets, predictions are the targets.
-    """
-    no_maps = torch.zeros(len(images), *images.shape[2:], device="cpu")
-    return predict(model, images, no_maps, targets, [EVERYTHING], batch_size=batch_size)
 
 
 def finite(answers: Predictions) -> list[bool]:

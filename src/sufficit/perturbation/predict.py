@@ -12,7 +12,7 @@ from sufficit.classifier.acceleration import is_compiled
 from sufficit.classifier.classifier import Classifier, check_range
 from sufficit.errors import UserError, warn_user
 from sufficit.perturbation import tokens
-from sufficit.perturbation.bands import Band, distinct_masks, ranks, runs
+from sufficit.perturbation.bands import EVERYTHING, Band, distinct_masks, ranks, runs
 from sufficit.perturbation.fills import ROAD, Masker, ViewMasker, fill_for, rows_of
 from sufficit.perturbation.predictions import (
     Predictions,
@@ -24,6 +24,7 @@ from sufficit.perturbation.predictions import (
     relative,
 )
 from sufficit.progress import passed
+from sufficit.turns import wait_for_results
 
 AnyMasker = Masker | ViewMasker | tokens.TokenMasker
 
@@ -106,6 +107,47 @@ def predict(
     return Predictions.join(parts)
 
 
+def predict_whole(
+    classifier: Classifier,
+    images: Tensor,
+    targets: Tensor | None = None,
+    *,
+    batch_size: int | None = None,
+) -> Predictions:
+    """Return the prediction for whole images [N,C,H,W], as for the band of everything: [N,1].
+
+    Without targets, the predictions are the targets. It counts as no call.
+    """
+    loop = _Loop(classifier, images, "black", batch_size)
+    loop.highest = -1 if targets is None else int(targets.max())
+    own_score = classifier.score is not None
+    found: list[tuple[Tensor, Tensor, Tensor]] = []
+    start = 0
+    with torch.no_grad(), classifier.in_eval_mode():
+        for count in _groups(len(images), images, classifier.device):
+            rows = slice(start, start + count)
+            inputs, _ = loop.normalized(rows)
+            logits = loop.each(inputs, loop.answer)
+            predicted = targets is None or own_score
+            goals = logits.argmax(1) if predicted else targets[rows].to(logits.device)
+            named, confidences = judge(logits, goals, loop.score)
+            if own_score:
+                named, confidences = relative(confidences, logits[:, 0])
+            found.append((named, confidences, goals))
+            start += count
+        wait_for_results()
+        named, confidences, goals = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
+    return Predictions(
+        bands=(EVERYTHING,),
+        named=named[:, None],
+        confidences=confidences[:, None],
+        weighed=(),
+        shares=torch.zeros(len(named), 0, dtype=torch.float64, device="cpu"),
+        targets=goals,
+        calls=torch.zeros(len(named), dtype=torch.long, device="cpu"),
+    )
+
+
 def predict_views(
     classifier: Classifier,
     images: Tensor,
@@ -142,11 +184,12 @@ def predict_views(
             rows = used[start : start + count].tolist()
             inputs, hidden = loop.normalized(rows)
             here = order[done : ends[start + count - 1]]
-            # Once for all batches: a copy to a GPU waits for what the GPU is doing.
-            seen = (place[here] - start).to(inputs.device)
-            through = views[1][here].to(masks.device)
+            seen = queued(place[here] - start, inputs.device)
+            through = queued(views[1][here], masks.device)
             sent = torch.arange(len(here), device=inputs.device)
-            goals = torch.zeros_like(sent) if targets is None else targets[here].to(sent)
+            goals = torch.zeros_like(sent)
+            if targets is not None:
+                goals = queued(targets[here].to(goals.dtype), inputs.device)
             masker: AnyMasker
             if loop.vit:
                 kept = masks[through].to(inputs.device)
@@ -161,7 +204,7 @@ def predict_views(
                     layout=classifier.memory_format,
                     imputes=loop.imputes,
                 )
-            rows_here = here.to(inputs.device)
+            rows_here = queued(here, inputs.device)
             found = loop.masked(masker, goals, sent)
             named[rows_here] = found[0].long()
             confidences[rows_here] = found[1]
@@ -175,6 +218,16 @@ def predict_views(
             whole[used] = whole_values(classifier, images[used.tolist()], batch_size)
         named, confidences = relative(confidences, whole[views[0]].to(confidences))
     return ViewPredictions(named, confidences)
+
+
+def queued(numbers: Tensor, device: torch.device) -> Tensor:
+    """Return a copy on a device, which a GPU makes once it has done what is queued before.
+
+    From memory that is not pinned a copy to a GPU would make Python wait for all that.
+    """
+    if device.type != "cuda" or numbers.is_cuda:
+        return numbers.to(device)
+    return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def whole_values(classifier: Classifier, images: Tensor, batch_size: int | None = None) -> Tensor:
@@ -253,7 +306,10 @@ class _Loop:
 
     def normalized(self, rows: slice | list[int]) -> tuple[Tensor, Tensor]:
         """Return some images and their fill on the device, normalised: twice [N or 1,C,H,W]."""
-        images = self.images[rows].to(self.classifier.device, torch.float32)
+        numbers = (
+            rows if isinstance(rows, slice) else queued(torch.tensor(rows), self.images.device)
+        )
+        images = self.images[numbers].to(self.classifier.device, torch.float32)
         filler = fill_for(images, rows_of(self.fill, rows)).expand(-1, images.shape[1], -1, -1)
         return self.classifier.normalize(images), self.classifier.normalize(filler)
 
@@ -282,8 +338,9 @@ class _Loop:
         else:
             owners, starts, stops, place = distinct_masks(spans, pixels)
             hides = (starts > 0) | (stops < pixels)
-        whole = owners[~hides]
         asked = hides.nonzero()[:, 0]
+        unmasked = (~hides).nonzero()[:, 0]
+        whole = owners[unmasked]
         self.highest = -1 if targets is None else int(targets.max())
         if targets is None or own_score:
             every = self.each(inputs, self.answer)
@@ -312,16 +369,17 @@ class _Loop:
                 imputes=self.imputes,
             )
         named, confidences = self.masked(masker, goals, asked)
+        wait_for_results()
         if len(whole) and known is not None and not own_score:
             seen = whole.cpu()
-            named[~hides] = known.named[seen, 0].to(named)
-            confidences[~hides] = known.confidences[seen, 0].to(confidences)
+            named[unmasked] = known.named[seen, 0].to(named)
+            confidences[unmasked] = known.confidences[seen, 0].to(confidences)
         elif len(whole):
-            named[~hides], confidences[~hides] = judge(logits, goals[~hides], self.score)
+            named[unmasked], confidences[unmasked] = judge(logits, goals[unmasked], self.score)
         if own_score:
             named, confidences = relative(confidences, every[owners, 0])
         place = place.cpu()
-        calls = owners[hides].bincount(minlength=len(inputs)).cpu()
+        calls = owners[asked].bincount(minlength=len(inputs)).cpu()
         return targets.cpu(), named.cpu()[place], confidences.cpu()[place], calls
 
     def token_masker(
@@ -361,11 +419,23 @@ class _Loop:
         check_range(self.highest, logits.shape[1])
         return logits
 
+    def _next(self, left: int) -> int:
+        """Return how many of the images that are left go into the next batch."""
+        part = self._part
+        # A compiled copy answers in two sizes: a few small batches cost less than a filled-up one.
+        if is_compiled(self.classifier) and left <= self.batch_size - part:
+            return min(left, part)
+        return min(left, self.batch_size)
+
+    @property
+    def _part(self) -> int:
+        """The smaller of the sizes in which a compiled copy answers."""
+        return -(-self.batch_size // 4)
+
     def _room(self, n: int) -> int:
         """Return the number of images that a batch of n is sent with."""
         if is_compiled(self.classifier):  # each size is compiled, so there are two
-            part = -(-self.batch_size // 4)
-            return part if n <= part else self.batch_size
+            return self._part if n <= self._part else self.batch_size
         if self.classifier.device.type not in _FEW_SIZES:
             return n
         step = -(-self.batch_size // _SIZES)
@@ -390,7 +460,7 @@ class _Loop:
         start = 0
         counts = masker.counts if isinstance(masker, tokens.TokenMasker) else ()
         while start < total:
-            stop = min(start + self.batch_size, total)
+            stop = start + self._next(total - start)
             if counts:
                 stop = min(stop, bisect_right(counts, counts[start]))
             try:

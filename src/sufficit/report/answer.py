@@ -394,8 +394,8 @@ def _open_questions(content: Content, outcome: Outcome) -> list[str]:
 def _leak_words(content: Content, outcome: Outcome, leaking: Sequence[str]) -> list[str]:
     """How far masks leak, and which method does not."""
     standing = outcome.standing
-    ratio = content.summaries[leaking[0]]["leak_ratio"]
-    found = [f"The masks of {leaking[0]} reveal their class {leak_words(ratio)}."]
+    words = leak_words(content.summaries[leaking[0]])
+    found = [f"The masks of {leaking[0]} reveal their class {words}."]
     clean = [one for one in standing.ranking if not leaks(content.summaries[one])]
     if clean:
         mean = standing.means[clean[0]]

@@ -31,7 +31,10 @@ from sufficit.report.viewer_data import (
 from sufficit.statistics import Estimate
 
 HOME = "sufficit.report"
-MAIN = ("msi", "base_score", "mask_penalty", "insertion_percent", "deletion_percent", "leak_ratio")
+MAIN = (
+    *("msi", "base_score", "mask_penalty", "insertion_percent", "deletion_percent"),
+    *("leak_ratio", "leak_lift"),
+)
 CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, legend=False)
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from sufficit.metrics.columns import COLUMNS, ZERO_LINE
-from sufficit.metrics.leakage import LIMIT, leak_warning
+from sufficit.metrics.leakage import LIFT, OVER_GRADCAM, leak_warning, leaks
 from sufficit.report.content import Content
 from sufficit.similarity import RankedCondition, best_changes, correlations, lost_leads
 from sufficit.statistics import Estimate, Standing
@@ -78,18 +78,18 @@ def _unreadable(content: Content) -> Iterator[Caution]:
         )
 
 
-def leaks(summary: Mapping[str, Estimate]) -> bool:
-    """Whether the leak ratio of a method is far above 1, and significantly so."""
-    ratio = summary.get("leak_ratio")
-    return ratio is not None and ratio.mean > LIMIT and ratio.low > 1
+def leak_words(summary: Mapping[str, Estimate]) -> str:
+    """How often, or by how much, masks reveal their class on images of other classes.
 
-
-def leak_words(ratio: Estimate) -> str:
-    """How often masks reveal their class on images of other classes.
-
-    >>> leak_words(Estimate(2.4, 1.9, 3.1, 200, 0, False))
+    >>> leak_words({"leak_ratio": Estimate(2.4, 1.9, 3.1, 200, 0, False)})
     '2.4 times as often as chance (1.9 to 3.1)'
     """
+    if LIFT in summary:
+        over = summary.get(OVER_GRADCAM)
+        lift = over or summary[LIFT]
+        above = "" if over is None else " more than Grad-CAM's"
+        return f"by {lift.mean:.1f} in log probability{above} ({lift.low:.1f} to {lift.high:.1f})"
+    ratio = summary["leak_ratio"]
     if not math.isfinite(ratio.mean):
         return "where masks of other classes never do"
     ends = f" ({ratio.low:.1f} to {ratio.high:.1f})" if math.isfinite(ratio.high) else ""

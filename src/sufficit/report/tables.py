@@ -64,7 +64,8 @@ def _shown_columns(content: Content, *, searched: bool) -> list[str]:
     main = ["insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi"]
     if "msi_rank" in known:
         main[:2] = ["msi_rank"]
-    last = "msi_own_best" if searched else "leak_ratio"
+    leak = "leak_lift" if "leak_lift" in known else "leak_ratio"
+    last = "msi_own_best" if searched else leak
     wanted = dict.fromkeys((*main, last, content.standing.column))
     return [column for column in wanted if column in known]
 

@@ -73,7 +73,7 @@ def draw_all(job: Job, batch: Batch) -> dict[str, Maps]:
         return draw(job.classifier, batch, job.sources)
     assert job.held is not None  # some are
     own = {n: m.rows([held[batch.numbers[k]] for k in known]) for n, m in job.held.maps.items()}
-    new = [row for row in range(len(batch)) if row not in known]
+    new = [row for row in range(len(batch)) if row not in {*known}]
     if not new:
         return own
     fresh = draw(job.classifier, batch.rows(new), job.sources)
@@ -86,13 +86,11 @@ def known_of(
 ) -> dict[str, Columns]:
     """What is known of each source's maps before any probe looks at them."""
     right = whole_images(job.classifier, batch).of([EVERYTHING], "accuracy")[:, 0]
+    peaks = torch.stack([heatmaps[name].amax((1, 2)) for name in drawn])
+    empty = (peaks == 0).double().cpu()  # of all sources at once: each copy waits for a GPU
     return {
-        name: {
-            RIGHT: right,
-            EMPTY: (heatmaps[name].amax((1, 2)) == 0).double(),
-            **one.columns,
-        }
-        for name, one in drawn.items()
+        name: {RIGHT: right, EMPTY: empty[place], **one.columns}
+        for place, (name, one) in enumerate(drawn.items())
     }
 
 

@@ -21,8 +21,9 @@ from sufficit.runs.job import Job
 from sufficit.runs.results import RunResults
 from sufficit.runs.search import found_alpha
 from sufficit.runs.spread import Score, Spread, in_this_process, score_missing
+from sufficit.runs.stopping import Stopping
 from sufficit.runs.store import Store
-from sufficit.runs.table import is_precise, write_results
+from sufficit.runs.table import write_results
 from sufficit.runs.unit_rows import Rows
 
 
@@ -50,12 +51,13 @@ def run(
             search = found_alpha(job, store.folder, scoring, compute, progress)
             job = replace(job, alpha_min=search.best)
         job = holding(job, store, compute, progress)
-        units = 0
-        for units in job.looks:  # without --within one look, at all units
-            score_missing(job, store, scoring(job), range(units), compute, progress)
-            if job.config.within is not None and is_precise(job, store, units):
-                break
-        return write_results(job, store, range(units), search, temporary=out is None)
+        units = range(len(job.units))
+        stopping = None if job.config.within is None else Stopping(job)
+        score_missing(job, store, scoring(job), units, compute, progress, stopping=stopping)
+        if stopping is not None and stopping.units is not None:
+            units = range(stopping.units)
+            store.remove_after(stopping.units)
+        return write_results(job, store, units, search, temporary=out is None)
 
 
 def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
@@ -66,7 +68,9 @@ def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
     for probe in job.probes:
         places = batch.places(probe.images)
         if places:
-            some = {name: one[places] for name, one in heatmaps.items()}
+            some = heatmaps
+            if len(places) < len(batch):  # a copy of all maps takes time on a GPU
+                some = {name: one[places] for name, one in heatmaps.items()}
             rows.add(probe(batch.rows(places), some), places)
     for derived in job.derived:
         for source, columns in rows.values.items():

@@ -49,7 +49,8 @@ from sufficit.runs.store import UNIT_SIZE, UNITS
 from sufficit.sources import Maps, MapTensor, Source, check_names, sources_of
 from sufficit.statistics import Chance
 
-FIRST_LOOK = 200  # images; each look has twice as many as the one before
+FIRST_LOOK = 200  # images
+NEXT_LOOK = 1.05  # times as many images as the look before
 RESERVED = ("overlays", UNITS)  # folders of a run; a source may be called as its maps are
 # Options that decide no number, or that the key holds by their content.
 NOT_IN_KEY = (
@@ -175,17 +176,13 @@ class Job:
 
     @property
     def looks(self) -> list[int]:
-        """The number of units at each look at the results; without `within` one, at all."""
-        images = len(self.entries)
-        unit = self.entries.unit
-        if self.config.within is None:
-            return [math.ceil(images / unit)]
-        return look_sizes(images, unit)
+        """The number of units after each of which a run with `within` may stop."""
+        return look_sizes(len(self.entries), self.entries.unit)
 
     @property
     def chance(self) -> Chance:
-        """The settings of intervals and tests: a share of the error for each look."""
-        return Chance.split(len(self.looks), self.config.seed)
+        """The settings of intervals and tests."""
+        return Chance(self.config.seed)
 
     @property
     def class_folders(self) -> Mapping[str, int]:
@@ -307,13 +304,15 @@ class Job:
 
 
 def look_sizes(images: int, unit: int) -> list[int]:
-    """The number of units at each look: those of 200, 400, 800, ... images, then all.
+    """The number of units at each look: from those of 200 images on, some more each time, then all.
 
-    >>> look_sizes(1000, 32)
-    [7, 13, 25, 32]
+    >>> look_sizes(300, 32)
+    [7, 8, 9, 10]
     """
-    doublings = max(0, (images - 1) // FIRST_LOOK).bit_length()
-    counts = [*(FIRST_LOOK * 2**k for k in range(doublings)), images]
+    counts = [min(FIRST_LOOK, images)]
+    while counts[-1] < images:
+        more = max(counts[-1] + unit, int(counts[-1] * NEXT_LOOK))
+        counts.append(min(more, images))
     return sorted({math.ceil(count / unit) for count in counts})
 
 

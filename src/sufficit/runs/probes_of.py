@@ -14,7 +14,7 @@ from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.probes.band import BandProbe
 from sufficit.probes.ceiling import OWN, CeilingProbe
 from sufficit.probes.head import HeadProbe
-from sufficit.probes.leak import LeakProbe
+from sufficit.probes.leak import USUAL, LeakProbe
 from sufficit.probes.parts import PartsProbe
 from sufficit.probes.probe import Probe
 from sufficit.probes.standard import (
@@ -130,6 +130,7 @@ def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
         alpha_min=job.schedule.alpha_min,
         donors=job.config.donors or DONORS,
         seed=job.config.seed,
+        with_usual=any(source.name == USUAL for source in job.sources),
         holds=frozenset(pool),
     )
 

@@ -298,10 +298,9 @@ class RunResults:
                 )
             for name, reason in [*truth.bad.items()][:1]:
                 found.append(f"The truth of {truth.n_bad} images is unusable: {name}: {reason}.")
-        if (
-            "leak" in self.config.wanted_checks
-            and "leak_ratio" not in self.summaries[self.methods[0]]
-        ):
+        if "leak" in self.config.wanted_checks and not {"leak_ratio", "leak_lift"} & {
+            *self.summaries[self.methods[0]]
+        }:
             found.append("Leakage was not measured: all images it could use are of one class.")
         return found
 

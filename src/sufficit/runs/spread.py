@@ -1,15 +1,20 @@
 """Units are computed one after the other in this process, or elsewhere; a bar shows how far."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
+
+import torch
 
 from sufficit.data.loader import Unit
 from sufficit.data.manifest import Units
 from sufficit.progress import Progress, bar, counted
 from sufficit.runs.job import Job
+from sufficit.runs.stopping import Stopping
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import Rows
+from sufficit.turns import can_take_turns, in_turns
 
 Score = Callable[[Unit, Unit | None], Rows]
 """Computes the rows of a unit; the second one is the unit that comes next."""
@@ -43,9 +48,12 @@ def score_missing(
     progress: bool | Progress | None,
     *,
     title: str = "images x methods",
+    stopping: Stopping | None = None,
 ) -> None:
-    """Score every unit that has no file yet."""
+    """Score every unit that has no file yet; with `stopping`, until it has seen enough."""
     done = store.done() & {*units}
+    if stopping is not None and any(stopping.add(store.read(unit)) for unit in sorted(done)):
+        return
     missing = Missing(job.units, [number for number in units if number not in done])
     if not missing:
         return
@@ -58,6 +66,8 @@ def score_missing(
             for rows in compute(job, store, score, missing):
                 write(rows)
                 shown.done(job.units.images_in([rows.unit]) * width)
+                if stopping is not None and stopping.add(rows):
+                    break
 
 
 class UnitProgress:
@@ -76,7 +86,7 @@ class UnitProgress:
     def done(self, images: int) -> None:
         """A unit is done."""
         self.before += images
-        self.inside = 0.0
+        self.inside = max(0.0, self.inside - images)  # of the unit after it some may have passed
         self._show(self.before)
 
     def _show(self, value: float) -> None:
@@ -87,7 +97,22 @@ class UnitProgress:
 def in_this_process(
     job: Job, store: Store, score: Score, units: Collection[Unit]
 ) -> Iterator[Rows]:
-    """Compute units one after the other; the next one is read meanwhile."""
-    for unit, following in pairwise(chain(units, [None])):
+    """Compute units in this process, in order; the next one is read meanwhile.
+
+    On a GPU two are computed in turns: it waits for no Python, and Python not for it.
+    """
+
+    def compute(pair: tuple[Unit | None, Unit | None]) -> Rows:
+        unit, following = pair
         assert unit is not None  # None is the last
-        yield score(unit, following)
+        return score(unit, following)
+
+    pairs = pairwise(chain(units, [None]))
+    device = torch.device(job.device)
+    if not can_take_turns(device):
+        yield from map(compute, pairs)
+        return
+    with ExitStack() as stack:
+        for model in filter(None, (job.classifier, job.twin)):
+            stack.enter_context(model.in_eval_mode())  # for all units: modes belong to the model
+        yield from in_turns(compute, pairs, device)

@@ -250,6 +250,12 @@ class Store:
             if is_unfinished(path.name):
                 path.unlink(missing_ok=True)
 
+    def remove_after(self, units: int) -> None:
+        """Delete what was computed of the units after the first ones, which are enough."""
+        for place in (UNITS, MAPS):
+            for unit in self.done(place=place) - {*range(units)}:
+                self.path(unit, place=place).unlink()
+
     def clear_units(self) -> None:
         """Delete the units and the stored heatmaps."""
         self.remove_units()

@@ -17,7 +17,7 @@ from sufficit.data.loader import check_any
 from sufficit.files import writing
 from sufficit.metrics.column import CANDIDATE, Heading, candidates_of
 from sufficit.metrics.columns import HEADINGS
-from sufficit.metrics.leakage import leak_warning
+from sufficit.metrics.leakage import LIFT, leak_warning
 from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.pooled import RANK_STEM, Halves, RankShares, halves_of
 from sufficit.metrics.scores import worst_of
@@ -47,16 +47,6 @@ from sufficit.sums import Floats, Sums, both, few_images, with_pairs
 NAMED = 1000  # noted images, at most, that run.json names
 OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
 FACTS = (RIGHT, "calls")  # columns that are no scores
-
-
-def is_precise(job: Job, store: Store, units: int) -> bool:
-    """Whether the intervals of all ranked sources' MSI are as narrow as `within` asks."""
-    sums = {name: Sums(["msi"], seed=job.config.seed) for name in job.ranked}
-    for group in groups(store, range(units)):
-        for name, own in sums.items():
-            own.add(group.numbers, {"msi": group.table[name]["msi"]})
-    known = [estimates_of(own, {"msi": True}, job.chance)["msi"] for own in sums.values()]
-    return half_width(known) <= (job.config.within or 0)
 
 
 def half_width(found: Sequence[Estimate]) -> float:
@@ -418,7 +408,7 @@ def _record(
     """What run.json holds besides config and provenance."""
     classifier = job.classifier
     skipped, stretched = totals.noted(SKIPPED), totals.noted(STRETCHED)
-    leaks = {n: leak_warning(s) for n, s in summaries.items() if "leak_ratio" in s}
+    leaks = {n: leak_warning(s) for n, s in summaries.items() if {"leak_ratio", LIFT} & {*s}}
     clean = totals.sources[order[0]].columns.means([RIGHT])[0]
     ratios = {
         name: HEADINGS.get(name, Heading(name, name)) for one in job.probes for name in one.ratios
@@ -531,7 +521,7 @@ def _within_outcome(
     job: Job, seen: range, summaries: Mapping[str, Mapping[str, Estimate]]
 ) -> dict[str, Any] | None:
     """What run.json says of a run with `within`: None without."""
-    within, sizes, units = job.config.within, job.looks, job.units
+    within, units = job.config.within, job.units
     if within is None:
         return None
     n = units.images_in(seen)  # those that were skipped count: the order is by image
@@ -544,8 +534,5 @@ def _within_outcome(
     else:
         words = f"All {total:,} images are scored, and MSI is known to ± {half:.2g} only, not to ±"
         words += f" {within:g} (--within): that takes about {n * (half / within) ** 2:,.0f} images."
-    if len(sizes) > 1:
-        words += f" Intervals and tests allow for up to {len(sizes)} looks at the results."
     known = {"target": within, "half_width": half, "reached": reached, "images": n, "of": total}
-    looks = [units.images_in(range(size)) for size in sizes]
-    return known | {"looks": looks, "words": words}
+    return known | {"words": words}

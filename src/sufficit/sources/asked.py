@@ -16,7 +16,7 @@ from sufficit.data.batch import Batch
 from sufficit.perturbation.bands import EVERYTHING, all_but_top, ranks, runs, top
 from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.masked_model import MaskedModel, whole_images
-from sufficit.perturbation.predict import whole_values
+from sufficit.perturbation.predict import queued, whole_values
 
 THOUSANDTHS = (
     *(20, 30, 40, 60, 80, 100, 125, 150, 180, 210, 250, 290, 330, 380, 430, 480, 540, 600, 660),
@@ -141,14 +141,15 @@ class Parts:
                 answers.append(((rows, torch.full_like(rows, number), parts), views))
         named = asked.named.clone()
         confidences = asked.confidences.clone()
-        # Only now, once all of them are under way: the first `.cpu()` waits for the model.
-        for places, views in answers:
-            named[places] = views.named.cpu().to(named)
-            confidences[places] = views.confidences.cpu()
+        for places, views in answers:  # the first waits for all, which are queued by now
+            here = views.cpu()
+            named[places] = here.named.to(named)
+            confidences[places] = here.confidences
         return replace(asked, named=named, confidences=confidences)
 
     def _masks(self, rows: Tensor, parts: Tensor) -> Tensor:
         """Return the pixels of some parts: [T], [T] -> bool [T,H,W]."""
-        places = self.places[rows.to(self.places.device)]
-        first, last = self.spans[parts.to(self.places.device)][:, :, None, None].unbind(1)
+        places = self.places[queued(rows, self.places.device)]
+        spans = self.spans[queued(parts, self.places.device)]
+        first, last = spans[:, :, None, None].unbind(1)
         return (places >= first) & (places < last)

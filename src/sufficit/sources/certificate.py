@@ -10,7 +10,17 @@ from sufficit.classifier.classifier import Classifier
 from sufficit.data.batch import Batch
 from sufficit.errors import UserError, unknown
 from sufficit.perturbation.fills import FILLS
-from sufficit.sources.asked import ALL, NOTHING, REGION, REST, SIZES, THOUSANDTHS, Asked, Parts
+from sufficit.sources.asked import (
+    ALL,
+    NOTHING,
+    REGION,
+    REST,
+    SIZES,
+    THOUSANDTHS,
+    UNASKED,
+    Asked,
+    Parts,
+)
 from sufficit.sources.kinds import Maps
 
 UNSEEN = ("blur", "mean", "noise", "black")  # the first that is not asked is shown as well
@@ -184,14 +194,10 @@ def certificates_of(
     """Return the certificates that `certified` maps hold; the model is asked nothing."""
     assert maps.asked is not None  # by `certified`
     asked = maps.asked
-    known = asked.known
     sizes = _sizes_of(maps)
     made = []
     for row, target in enumerate(targets.tolist()):
-        said = [
-            _said(model, target, asked.named[row, number], asked.confidences[row, number])
-            for number in range(len(asked.fills))
-        ]
+        said = _said(model, target, asked.named[row], asked.confidences[row])
         whole = said[0][ALL]  # the same with every fill: nothing is hidden
         # As the fit has judged the image: by class, or by a share of the score.
         by_class = whole.is_target and model.score is None
@@ -206,7 +212,7 @@ def certificates_of(
                     for fill, own in zip(asked.fills, said, strict=True)
                 ),
                 passes=int(asked.passes[row]),
-                sizes=_sizes(asked, known[row], said),
+                sizes=_sizes(asked, said),
                 needed=None if by_class else enough,
             )
         )
@@ -240,15 +246,23 @@ def _sizes_of(maps: Maps) -> list[int | None]:
     return [THOUSANDTHS.index(size) if size in THOUSANDTHS else None for size in thousandths]
 
 
-def _said(model: Classifier, target: int, named: Tensor, confidences: Tensor) -> list[Said]:
-    """Return answers of one image and target, from numbers of classes: [P], [P] -> P."""
-    return [
-        Said(class_name(model, number), number == target, confidence)
-        for number, confidence in zip(named.tolist(), confidences.tolist(), strict=True)
-    ]
+def _said(
+    model: Classifier, target: int, named: Tensor, confidences: Tensor
+) -> list[dict[int, Said]]:
+    """Return what was said of the parts of one image that were asked, fill by fill: [F,P] twice."""
+    by_fill = []
+    for numbers, values in zip(named.tolist(), confidences.tolist(), strict=True):
+        by_fill.append(
+            {
+                part: Said(class_name(model, number), number == target, values[part])
+                for part, number in enumerate(numbers)
+                if number != UNASKED  # most are not, and objects for them would cost time
+            }
+        )
+    return by_fill
 
 
-def _around(fill: str, asked: bool, said: Sequence[Said], size: int | None) -> Around:
+def _around(fill: str, asked: bool, said: Mapping[int, Said], size: int | None) -> Around:
     """Return what was said of the region, the rest and nothing, with one fill."""
     nothing = said[NOTHING]
     if size is None:  # the region is the whole image
@@ -256,18 +270,22 @@ def _around(fill: str, asked: bool, said: Sequence[Said], size: int | None) -> A
     return Around(fill, asked, said[REGION.start + size], said[REST.start + size], nothing)
 
 
-def _sizes(asked: Asked, known: Tensor, said: Sequence[Sequence[Said]]) -> tuple[Size, ...]:
-    """Return the sizes of one image that were asked while one was chosen: bool [F,P], F of P."""
-    fills = [(k, fill) for k, fill in enumerate(asked.fills) if fill != asked.unseen]
+def _sizes(asked: Asked, said: Sequence[Mapping[int, Said]]) -> tuple[Size, ...]:
+    """Return the sizes of one image that were asked while one was chosen."""
+    chosen_with = [
+        (fill, own) for fill, own in zip(asked.fills, said, strict=True) if fill != asked.unseen
+    ]
 
     def of(part: int) -> dict[str, Said]:
-        return {fill: said[k][part] for k, fill in fills if known[k, part]}
+        return {fill: own[part] for fill, own in chosen_with if part in own}
 
-    every = [
-        Size(share, of(REGION.start + number), of(REST.start + number))
-        for number, share in enumerate(SIZES)
-    ]
-    return tuple(size for size in every if size.region or size.rest)
+    sizes = []
+    for number, share in enumerate(SIZES):
+        region = of(REGION.start + number)
+        rest = of(REST.start + number)
+        if region or rest:
+            sizes.append(Size(share, region, rest))
+    return tuple(sizes)
 
 
 def class_name(model: Classifier, number: int) -> str:

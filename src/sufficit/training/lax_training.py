@@ -21,7 +21,6 @@ from sufficit.classifier.source_code import check_arguments, code_digest, code_o
 from sufficit.errors import NotFiniteError, UserError
 from sufficit.explainers.adapter_nets import TopDown
 from sufficit.explainers.evidence import find_evidence
-from sufficit.explainers.explanation import draw_all
 from sufficit.explainers.forward_pass import look
 from sufficit.explainers.lax import CONFIG, WEIGHTS, Lax
 from sufficit.explainers.order_net import cells_for
@@ -29,6 +28,7 @@ from sufficit.files import CHECKPOINT, check_output, place, read_json
 from sufficit.progress import Progress, Tick, duration
 from sufficit.provenance import plain, surroundings
 from sufficit.training.feed import Feed, Loader, Target, feed_of, keeping_randomness, mixed_seed
+from sufficit.training.frozen_copy import frozen_copy
 from sufficit.training.level_sets import LevelSets, level_sets
 from sufficit.training.order_step import order_step
 from sufficit.training.processes import fabric_for, frozen, repeatable
@@ -44,7 +44,8 @@ LOSS = 7  # of terms, selection and fields of a recipe; with another one no trai
 STATISTICS = 64  # images that the mean and spread of features are taken from
 FEW = 16  # images that the weights of the classes are taken from
 MOST_STAGES, USUAL_STAGES = 4, 3  # that an order is drawn from
-MIRRORED = 0.9  # share of images whose class stays when they are mirrored, for which they may be
+MIRRORED = 0.75  # share of images whose class stays when they are mirrored, for which they may be
+TOGETHER = 64  # images whose orders are drawn at a time
 LOOKS = 4  # at the validation images, while an order is trained
 NARROW = 32  # channels of an order's net, for small classifiers
 WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells
@@ -453,6 +454,13 @@ class OrderTrainer(LaxTrainer):
         self.limit = total if total < batches else None
         self.steps_done = 0  # of an epoch
         self.flips = mirrors_keep_classes(feed.classifier, validation.images)
+        half = "bf16" in str(fabric.strategy.precision.precision)
+        self.fast = frozen_copy(
+            feed.classifier,
+            validation.images[:FEW],
+            lax.reads,
+            torch.bfloat16 if half else feed.classifier.dtype,
+        )
         options |= {"total": total, "epochs": recipe.epochs or usual, "patience": None}
         super().__init__(feed, validation, recipe, lax, fabric, about, **options)
         self.facts |= {
@@ -476,7 +484,7 @@ class OrderTrainer(LaxTrainer):
     def _step(self, batch: Any, done: float) -> dict[str, Tensor]:
         images, labels = batch
         return order_step(
-            self.classifier,
+            self.fast,
             self.lax,
             self.module,
             images,
@@ -536,8 +544,7 @@ class OrderTrainer(LaxTrainer):
     def _levels(self) -> LevelSets:
         """What the model says of the level sets of the validation images' orders."""
         images, targets = self.validation.images, self.validation.targets
-        drawn = draw_all(self.classifier, images, targets, {"lax": self.lax}, progress=False)
-        return level_sets(self.classifier, images, targets, drawn["lax"].maps)
+        return level_sets(self.fast, images, targets, orders(self.fast, self.lax, images, targets))
 
     def _sharpened(self, lax: Lax) -> Lax:
         """The adapter with the size to cut its order at, by the last look."""
@@ -547,6 +554,16 @@ class OrderTrainer(LaxTrainer):
         elif sizes:
             lax.size = sizes[-1]
         return lax.eval()
+
+
+@torch.no_grad()
+def orders(classifier: Classifier, lax: Lax, images: Tensor, targets: Tensor) -> Tensor:
+    """An adapter's orders of images for their targets: [N,h,w] on the CPU."""
+    device, found = classifier.device, []
+    for some, goals in zip(images.split(TOGETHER), targets.split(TOGETHER), strict=True):
+        seen = lax.look(classifier, some.to(device))
+        found.append(lax.draw(seen, goals.to(device)).float().cpu())
+    return torch.cat(found)
 
 
 def row_of(found: LevelSets) -> dict[str, float]:

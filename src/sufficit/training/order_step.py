@@ -2,6 +2,8 @@
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -13,7 +15,7 @@ from sufficit.explainers.order_net import resized
 from sufficit.training.recipes import OrderRecipe, mixed_fills
 
 SMALLEST = 0.6  # side of a crop
-ROUNDS = 20  # of the bisection for a threshold
+HALVINGS, NEWTON_STEPS = 10, 3  # towards a threshold
 
 
 def order_step(
@@ -34,11 +36,12 @@ def order_step(
     """
     assert lax.head is not None
     views, whole = random_views(images, recipe.crops, recipe.flips if flips else 0.0, generator)
-    seen = lax.look(classifier, views)
-    # A crop may show another class, and so may a mirrored digit.
-    said = seen.logits.argmax(1)
-    targets = said if labels is None else torch.where(whole, labels, said)
-    features, evidence = lax.head.read(seen, lax.layers, targets)
+    with precision_of(classifier):
+        seen = lax.look(classifier, views)
+        # A crop may show another class, and so may a mirrored digit.
+        said = seen.logits.argmax(1)
+        targets = said if labels is None else torch.where(whole, labels, said)
+        features, evidence = lax.head.read(seen, lax.layers, targets)
     cells = order_of(features, evidence)
     # Thresholds and fills in float32: of a mask's gradient little is left in bfloat16.
     with torch.autocast(views.device.type, enabled=False):
@@ -48,12 +51,20 @@ def order_step(
         regions = torch.lerp(mixed_fills(views, recipe.fills, generator), views, masks)
         rests = torch.lerp(views, mixed_fills(views, recipe.fills, generator), masks)
         inputs = classifier.normalize(torch.cat([regions, rests]))
-    kept, rest = classifier.logits_of(inputs).float().chunk(2)
+    with precision_of(classifier):
+        kept, rest = classifier.logits_of(inputs).float().chunk(2)
     return {
         "loss": order_loss(kept, rest, targets, recipe.power, recipe.rest),
         "accuracy": (kept.argmax(1) == targets).float().mean(),
         "accuracy_of_rest": (rest.argmax(1) == targets).float().mean(),
     }
+
+
+def precision_of(classifier: Classifier) -> AbstractContextManager[object]:
+    """Inside, autocast is as it was for a classifier in float32, and off for one in bfloat16."""
+    if classifier.dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(classifier.device.type, enabled=False)
 
 
 def random_views(
@@ -94,31 +105,49 @@ def random_sizes(n: int, ends: tuple[float, float], generator: Generator) -> Ten
 def mask_of_size(order: Tensor, sizes: Tensor, softness: float) -> Tensor:
     """Masks of the first pixels whose mean is the size: [N,H,W], [N] -> [N,H,W] in 0..1.
 
-    M = sigmoid((z - t) / softness), with the threshold t that makes the mean of M the size. It is
-    found by bisection. Its gradient is the implicit one, that of a mean which stays: dt/dz is
-    M (1 - M) over its sum.
+    M = sigmoid((z - t) / softness), with the threshold t that makes the mean of M the size. Its
+    gradient is the implicit one, that of a mean which stays: dt/dz is M (1 - M) over its sum.
 
     >>> order = torch.tensor([[[4.0, 3.0], [2.0, 1.0]]])
     >>> mask_of_size(order, torch.tensor([0.5]), 0.01).round(decimals=3)
     tensor([[[1., 1.],
              [0., 0.]]])
     """
-    flat = order.flatten(1)
-    with torch.no_grad():
-        # Below the lowest value minus 8 softnesses a mask would be all ones.
-        low, high = flat.aminmax(dim=1)
-        low, high = low - 8 * softness, high + 8 * softness
-        for _ in range(ROUNDS):
+    found: Tensor = _MaskOfSize.apply(order.flatten(1) / softness, sizes)  # type: ignore[no-untyped-call]  # torch's own
+    return found.view_as(order)
+
+
+class _MaskOfSize(torch.autograd.Function):
+    """sigmoid(z - t) with mean `sizes`: [N,P], [N] -> [N,P]. One function, for speed on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, order: Tensor, sizes: Tensor) -> Tensor:
+        """Halve the interval of the threshold, then take Newton's steps within it."""
+        low, high = order.aminmax(dim=1)
+        # Below the lowest value minus 8 a mask would be all ones.
+        low, high = low - 8, high + 8
+        for _ in range(HALVINGS):
             middle = (low + high) / 2
-            larger = ((flat - middle[:, None]) / softness).sigmoid().mean(1) > sizes
+            larger = (order - middle[:, None]).sigmoid().mean(1) > sizes
             low, high = torch.where(larger, middle, low), torch.where(larger, high, middle)
         threshold = (low + high) / 2
-        soft = ((flat - threshold[:, None]) / softness).sigmoid()
-        slopes = soft * (1 - soft)
-        weights = slopes / slopes.sum(1, keepdim=True).clamp(min=1e-6)
-    # Its value is the threshold, and its gradient the implicit one.
-    moving = threshold + (weights * (flat - flat.detach())).sum(1)
-    return ((order - moving[:, None, None]) / softness).sigmoid()
+        for _ in range(NEWTON_STEPS):
+            masks = (order - threshold[:, None]).sigmoid()
+            mean = masks.mean(1)
+            slope = (mean - masks.square().mean(1)).clamp(min=1e-9)
+            threshold = (threshold + (mean - sizes) / slope).clamp(low, high)
+        masks = (order - threshold[:, None]).sigmoid()
+        ctx.save_for_backward(masks)
+        return masks
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        """The gradient through the masks, and through the threshold that all pixels share."""
+        (masks,) = ctx.saved_tensors
+        slopes = masks * (1 - masks)
+        own = gradients[0] * slopes
+        shared = own.sum(1, keepdim=True) / slopes.sum(1, keepdim=True).clamp(min=1e-6)
+        return torch.addcmul(own, slopes, shared, value=-1), None
 
 
 def order_loss(kept: Tensor, rest: Tensor, targets: Tensor, power: float, weight: float) -> Tensor:

@@ -247,44 +247,47 @@ def _check_numbers(recipe: LaxRecipe) -> None:
 
 def _flat(images: Tensor, generator: Generator) -> Tensor:
     shape = (*images.shape[:2], 1, 1)
-    return torch.rand(shape, generator=generator, device=images.device).expand_as(images)
+    return torch.rand(shape, generator=generator, device=images.device)
 
 
 def _smooth_noise(images: Tensor, generator: Generator) -> Tensor:
     h, w = images.shape[2:]
     shape = (*images.shape[:2], max(2, h // 8), max(2, w // 8))
-    drawn = torch.rand(shape, generator=generator, device=images.device)
-    return resized(drawn, (h, w))
+    return torch.rand(shape, generator=generator, device=images.device)
 
 
 def _others(images: Tensor, generator: Generator) -> Tensor:
     """The coarse colours of another image: 12 cells along 224 pixels."""
-    h, w = images.shape[2:]
     order = torch.randperm(len(images), generator=generator, device=images.device)
-    rows, columns = (max(2, round(12 * side / 224)) for side in (h, w))
-    return resized(F.adaptive_avg_pool2d(images[order], (rows, columns)), (h, w))
+    rows, columns = (max(2, round(12 * side / 224)) for side in images.shape[2:])
+    return F.adaptive_avg_pool2d(images, (rows, columns))[order]
 
 
 ORDER_FILLS: dict[str, Callable[[Tensor, Generator], Tensor]] = {
-    "black": lambda images, _: torch.zeros_like(images),
+    "black": lambda images, _: images.new_zeros(*images.shape[:2], 1, 1),
     "colour": _flat,
     "smooth noise": _smooth_noise,
     "others": _others,
 }
-"""Black, a random colour, noise of 28 cells along 224 pixels, another image's coarse colours."""
+"""Black, a random colour, noise of 28 cells along 224 pixels, another image's coarse colours: each
+as few cells, which are enlarged to the image."""
 
 
 def mixed_fills(
     images: Tensor, shares: tuple[tuple[str, float], ...], generator: Generator
 ) -> Tensor:
     """One random fill per image, of each kind with its share: like images."""
-    ends = torch.tensor([share for _, share in shares], device=images.device).cumsum(0)
-    drawn = torch.rand(len(images), generator=generator, device=images.device) * ends[-1]
-    chosen = torch.bucketize(drawn, ends[:-1])
-    found = torch.empty_like(images)
-    for number, (kind, _) in enumerate(shares):
-        fill = ORDER_FILLS[kind](images, generator)
-        found = torch.where((chosen == number).view(-1, 1, 1, 1), fill, found)
+    total = sum(share for _, share in shares)
+    drawn = torch.rand(len(images), generator=generator, device=images.device) * total
+    found = torch.zeros_like(images)
+    end = 0.0
+    for number, (kind, share) in enumerate(shares):
+        start, end = end, end + share
+        last = number == len(shares) - 1
+        chosen = (drawn >= start) if last else (drawn >= start) & (drawn < end)
+        cells = ORDER_FILLS[kind](images, generator) * chosen.view(-1, 1, 1, 1)
+        # Fills that an image does not get are zeros there, so that a sum chooses.
+        found += cells if cells.shape[2:] == (1, 1) else resized(cells, images.shape[2:])
     return found
 
 

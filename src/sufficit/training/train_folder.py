@@ -36,6 +36,7 @@ from sufficit.training.validation import (
     Trust,
     ValidationScores,
     ValidationSet,
+    leak_summary,
     predictions,
     trust,
 )
@@ -160,7 +161,7 @@ def train_folder(
             name: {"size": s.size, "msi": float(s.at_best.mean())} for name, s in sets.items()
         },
         "size_from": "which is best on these images" if options.area is None else "as asked",
-        "leak_warning": leak_warning(summary["lax"]),
+        "leak_warning": leak_warning(leak_summary(scores)),
         "trust": {
             "trusted": judged.trusted,
             "verdict": judged.verdict,

@@ -13,10 +13,11 @@ from sufficit.errors import UserError
 from sufficit.evaluation import evaluate
 from sufficit.explainers import EXPLAINERS, Method, explain_all
 from sufficit.metrics.artefacts import ARTEFACTS
-from sufficit.metrics.leakage import LIMIT, leak_warning
+from sufficit.metrics.leakage import LIFT, LIMIT, OVER_GRADCAM, leak_warning
 from sufficit.metrics.scores import Scores
 from sufficit.report.interpretation import MOST_EMPTY, joined
-from sufficit.statistics import compare_values
+from sufficit.statistics import Estimate, compare_values, estimates_of
+from sufficit.sums import sums_of
 from sufficit.training.level_sets import LevelSets
 
 HELD_OUT_FILL = "blur"  # of the image itself, which no recipe trains with
@@ -40,7 +41,10 @@ class ValidationScores:
 
         Masks that never bring their class to mind tell it as well as those that always do.
         """
-        msi, apart = self.means["msi"], abs(self.means["leak"] - self.means["leak_chance"])
+        msi = self.means["msi"]
+        if LIFT in self.means:
+            return msi
+        apart = abs(self.means["leak"] - self.means["leak_chance"])
         return msi if math.isnan(apart) else msi - apart
 
     @property
@@ -87,7 +91,8 @@ class ValidationSet:
         steps |= {"held_out_fill": HELD_OUT_FILL} if last else {}
         scores = evaluate(*given, columns=(*names, *ARTEFACTS), progress=False, **steps)
         means = scores.mean()
-        chosen = {name: means[name] for name in (*names, "leak", "leak_chance")}
+        leak = (LIFT,) if LIFT in means else ("leak", "leak_chance")
+        chosen = {name: means[name] for name in (*names, *leak)}
         chosen |= {name: means[name] for name in ARTEFACTS if not math.isnan(means[name])}
         return ValidationScores(chosen, scores, heatmaps.cpu())
 
@@ -189,7 +194,7 @@ def trust(scores: Mapping[str, Scores], alpha_min: float, sets: Mapping[str, Lev
             _better(_values(scores, "msi"), "MSI", "MSI"),
             _better(_values(scores, "msi_held_out"), "MSI with another fill", unseen),
             _at_common_sizes(sets),
-            _leakage(own),
+            _leakage(leak_summary(scores), measured=own.leaked is not None),
             _fragments(own.fragments, alpha_min),
         )
     )
@@ -237,19 +242,37 @@ def _better(values: Mapping[str, Any], name: str, words: str) -> Check:
     return Check(name, True, f"{start} LAX is significantly better than each ({test}).")
 
 
-def _leakage(scores: Scores) -> Check:
+def leak_summary(scores: Mapping[str, Scores]) -> dict[str, Estimate]:
+    """The means of the adapter's scores, and how far its lift is above Grad-CAM's."""
+    summary = scores["lax"].summary()
+    if LIFT not in summary:
+        return summary
+    apart = (scores["lax"][LIFT] - scores["gradcam"][LIFT]).double().numpy()
+    return summary | estimates_of(sums_of({OVER_GRADCAM: apart}), {OVER_GRADCAM: False})
+
+
+def _leakage(summary: Mapping[str, Estimate], *, measured: bool) -> Check:
     """Does the shape of the masks tell the class?"""
     name = "leakage"
-    if scores.leaked is None:
+    if not measured:
         return Check(name, None, "Leakage: not measured, because all images have one class.")
-    summary = scores.summary()
-    warning, ratio = leak_warning(summary), summary["leak_ratio"]
-    if warning is None:
-        ends = f"95 % interval {ratio.low:.2f} .. {ratio.high:.2f}"
-        how = f"above it, within the limit of {LIMIT:g}" if ratio.low > 1 else "not significant"
-        return Check(name, True, f"Leakage: {ratio.mean:.2f} times chance ({ends}), {how}.")
-    unsure = warning.startswith(f"{ratio.n} images are too few")
-    return Check(name, None if unsure else False, f"Leakage: {warning}.")
+    warning = leak_warning(summary)
+    if warning is not None:
+        unsure = "are too few" in warning
+        return Check(name, None if unsure else False, f"Leakage: {warning}.")
+    if LIFT in summary:
+        over = summary[OVER_GRADCAM]
+        ends = f"95 % interval {over.low:+.2f} .. {over.high:+.2f}"
+        return Check(
+            name,
+            True,
+            f"Leakage: on images of other classes the masks lift the log probability of their"
+            f" class by {over.mean:+.2f} more than Grad-CAM's ({ends}), not significant.",
+        )
+    ratio = summary["leak_ratio"]
+    ends = f"95 % interval {ratio.low:.2f} .. {ratio.high:.2f}"
+    how = f"above it, within the limit of {LIMIT:g}" if ratio.low > 1 else "not significant"
+    return Check(name, True, f"Leakage: {ratio.mean:.2f} times chance ({ends}), {how}.")
 
 
 def _fragments(parts: Tensor, alpha_min: float) -> Check:
