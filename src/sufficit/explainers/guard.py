@@ -57,7 +57,7 @@ def call_guarded(
     rows = list(range(len(names)))
 
     def watched(row: int) -> tuple[Found, bool]:
-        # What the function gives for an image, and whether it drew random numbers.
+        """Return what the function gives for an image, and whether it drew random numbers."""
         with seeded(crc32(f"{seed} {names[row]}".encode())):
             before = random_state()
             try:
@@ -70,8 +70,8 @@ def call_guarded(
                 raise SkipError(str(error), {row: reason}) from error
             return returned, random_state() != before
 
-    def one_by_one(some: Sequence[int]) -> list[Found]:
-        return [watched(row)[0] for row in some]
+    def one_by_one(numbers: Sequence[int]) -> list[Found]:
+        return [watched(row)[0] for row in numbers]
 
     with unchanged(what, classifier, images), unmoved():
         if _has_drawn(function):

@@ -247,11 +247,11 @@ def _zennit(
     merging = import_module("zennit.torchvision").ResNetCanonizer()  # batch norms of any model
     gradient = import_module("zennit.attribution").Gradient
     with gradient(model, kind(**options, canonizers=[merging])) as attributor:
-        merged, found = attributor(inputs, start)
+        merged, parts = attributor(inputs, start)
     # It pairs layers by the order in which modules are defined, which may not be that of calls.
     if (merged - logits).norm() > 0.05 * logits.norm():
         raise RuntimeError("zennit merges batch norms into other layers than those before them")
-    relevance: Tensor = found.sum(1)
+    relevance: Tensor = parts.sum(1)
     return relevance
 
 

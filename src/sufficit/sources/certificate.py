@@ -219,16 +219,21 @@ def certificates_of(
     return made
 
 
-def certificate_row(one: Certificate) -> dict[str, object]:
+def certificate_row(proof: Certificate) -> dict[str, object]:
     """Return a certificate as a row of a table."""
-    row: dict[str, object] = {"target": one.target, "share": one.share, "enough": one.enough}
-    row |= {"whole": one.whole.name, "whole_confidence": one.whole.confidence}
-    for around in one.fills:
+    row: dict[str, object] = {
+        "target": proof.target,
+        "share": proof.share,
+        "enough": proof.enough,
+        "whole": proof.whole.name,
+        "whole_confidence": proof.whole.confidence,
+    }
+    for around in proof.fills:
         for part in ALONE:
             said: Said = getattr(around, part)
             row[f"{around.fill}_{part}"] = said.name
             row[f"{around.fill}_{part}_confidence"] = said.confidence
-    return row | {"passes": one.passes, "sentence": one.sentence}
+    return row | {"passes": proof.passes, "sentence": proof.sentence}
 
 
 def _unseen(asked: Sequence[str]) -> str:
