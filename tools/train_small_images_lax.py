@@ -1,6 +1,7 @@
 r"""Train adapters on the paper's data sets and compare them on validation images.
 
-    PYTHONPATH=src:paper python tools/train_small_images_lax.py pack --data ROOT --weights ROOT --out PACKED
+    PYTHONPATH=src:paper python tools/train_small_images_lax.py pack --data ROOT --weights ROOT \
+        --out PACKED
     PYTHONPATH=src:paper python tools/train_small_images_lax.py train cifar10 --packed PACKED \
         --out FOLDER --arms robust,crisp
 

@@ -9,7 +9,6 @@ from small_models import random_images, small
 from sufficit import Classifier, Lax, UserError, explain, explain_all, sanity_check
 from sufficit.explainers.explanation import draw_all
 from sufficit.explainers.words import (
-    HeatmapFileSource,
     methods_from,
     source_from,
     sources_from,
@@ -56,10 +55,10 @@ def test_a_word_is_a_name_an_adapter_a_function_or_a_file(own: str, adapter: Pat
     assert list(found) == ["gradcam", "birds-lax", "brightness", "old.maps"]
     assert found["gradcam"] == "gradcam"
     assert isinstance(found["birds-lax"], Lax)
-    assert found["old.maps"] == HeatmapFileSource(Path("runs/old.maps.npz"))
+    assert found["old.maps"] == Path("runs/old.maps.npz")
     assert sources_from(["center", "old.safetensors"]) == {
         "center": "center",
-        "old": HeatmapFileSource(Path("old.safetensors")),
+        "old": Path("old.safetensors"),
     }
     assert sources_from("") == {}
     assert source_from("sufficit:digits")[0] == "lax"

@@ -16,7 +16,7 @@ from sufficit.perturbation.heatmaps import normalize
 
 
 def explainer_named(word: str) -> Explainer:
-    """The method of a word such as gradcam or finer-cam:nearest=5.
+    """Return the method of a word such as gradcam or finer-cam:nearest=5.
 
     A value without a name is that of the method's first option.
 
@@ -25,17 +25,17 @@ def explainer_named(word: str) -> Explainer:
     """
     name, parts = split_word(word)
     entry = _entry(name)
-    given: dict[str, str] = {}
+    options: dict[str, str] = {}
     for option, value in parts:
         key = option or next(iter(entry.takes), value)
-        if key in given:
+        if key in options:
             raise UserError(f"{word} gives {key} twice: leave one out")
-        given[key] = value
-    return entry.with_options(name, given)
+        options[key] = value
+    return entry.with_options(name, options)
 
 
 def full_word(word: str) -> str:
-    """The word with the value of every option, also of those left at their defaults.
+    """Return the word with the value of every option, also of those left at their defaults.
 
     >>> full_word("finer-cam:nearest=5"), full_word("gradcam")
     ('finer-cam:nearest=5:reading=weighted', 'gradcam')
@@ -44,7 +44,7 @@ def full_word(word: str) -> str:
 
 
 def word_of(name: str, options: Mapping[str, Any]) -> str:
-    """The word for a method's name and options, which are checked first."""
+    """Return the word for a method's name and options, which are checked first."""
     if not isinstance(name, str) or not isinstance(options, Mapping):
         wanted = '("integrated-gradients", {"steps": 20})'
         raise UserError(f"a method with options is {wanted}, got {(name, options)!r:.200}")
@@ -53,6 +53,7 @@ def word_of(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _entry(name: str) -> Explainer:
+    """Return the method of a name, before its options are set; raise for an unknown one."""
     if of_library(name):
         return library_method(name)
     if name not in EXPLAINERS:
@@ -76,7 +77,7 @@ def method_facts(explainer: Explainer) -> dict[str, Any]:
 
 
 def random(images: Tensor, seed: int = 0) -> Tensor:
-    """Uniform noise in each pixel, the same on every device: [N,C,H,W] -> [N,H,W]."""
+    """Return uniform noise in each pixel, the same on every device: [N,C,H,W] -> [N,H,W]."""
     n, _, h, w = images.shape
     generator = torch.Generator(device="cpu").manual_seed(seed)
     noise = torch.rand(n, h, w, generator=generator, dtype=torch.float32, device="cpu")
@@ -84,7 +85,7 @@ def random(images: Tensor, seed: int = 0) -> Tensor:
 
 
 def center(images: Tensor, seed: int = 0) -> Tensor:
-    """A Gaussian in the middle, a quarter of each side wide: [N,C,H,W] -> [N,H,W].
+    """Return a Gaussian in the middle, a quarter of each side wide: [N,C,H,W] -> [N,H,W].
 
     >>> center(torch.zeros(1, 3, 3, 3))[0]
     tensor([[0.0000, 0.2913, 0.0000],
@@ -98,7 +99,7 @@ def center(images: Tensor, seed: int = 0) -> Tensor:
 
 
 def everything(images: Tensor, seed: int = 0) -> Tensor:
-    """Ones: the whole image is marked: [N,C,H,W] -> [N,H,W]."""
+    """Return ones: the whole image is marked: [N,C,H,W] -> [N,H,W]."""
     n, _, h, w = images.shape
     return torch.ones(n, h, w, dtype=torch.float32, device=images.device)
 
@@ -106,7 +107,12 @@ def everything(images: Tensor, seed: int = 0) -> Tensor:
 _GRADIENT = 3  # a forward and a backward pass
 _GAMMA = Option(0.25, "more weight for contributions of the output's sign", least=0.0)
 _FILL = Option("black", "what hidden pixels show", choices=("black", "mean", "blur", "noise"))
+# captum and zennit have some of these too, as captum:NAME and zennit:NAME, and
+# benchmarks/methods.py measures both side by side. Where ours keeps a promise that theirs does not,
+# a comment says so.
 EXPLAINERS: dict[str, Explainer] = {
+    # CAMs share a forward pass, and a backward pass for each score; captum:LayerGradCam takes
+    # passes of its own, and reads no tokens of a transformer.
     "gradcam": Explainer(
         description="channels weighted by their mean gradient",
         needs="gradients",
@@ -174,6 +180,7 @@ EXPLAINERS: dict[str, Explainer] = {
             ),
         },
     ),
+    # No library that is used here has these three: they read attention, or replace functions.
     "rollout": Explainer(
         description="product of all blocks' attention, the same for every class",
         needs="attention",
@@ -238,6 +245,8 @@ EXPLAINERS: dict[str, Explainer] = {
             "baseline": replace(_FILL, about="the image that shows nothing"),
         },
     ),
+    # captum draws the random numbers of this and the next for a batch as a whole. So that no map
+    # depends on another image, it must be given one image at a time.
     "expected-gradients": Explainer(
         description=(
             "integrated gradients over many baselines, each with a random point of its line"
@@ -267,6 +276,9 @@ EXPLAINERS: dict[str, Explainer] = {
             "noise": Option(0.15, "std of the noise, as a share of the image's range", least=0.0),
         },
     ),
+    # Masks go to the model as those of all columns do: with every fill, by confidence or by a score
+    # of the user's, in batches that are halved where memory is short. captum's Occlusion and
+    # KernelShap read logits and show black; captum has no Score-CAM and no RISE.
     "scorecam": Explainer(
         description="channels weighted by the logit that each leaves as a mask",
         needs="model",
@@ -319,6 +331,7 @@ EXPLAINERS: dict[str, Explainer] = {
             "fill": _FILL,
         },
     ),
+    # No other library that is used here has these two.
     "extremal-perturbation": Explainer(
         description=(
             "the smooth mask of a given area that keeps the logit highest, by gradient steps"
@@ -352,6 +365,7 @@ EXPLAINERS: dict[str, Explainer] = {
             "score": Option("confidence", "what a box scores", choices=("accuracy", "confidence")),
         },
     ),
+    # Controls ignore the image: a method must beat them.
     "everything": Explainer(
         "control: the whole image, the zero line",
         "images",

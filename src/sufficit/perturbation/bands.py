@@ -123,23 +123,24 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
     """
     n = heatmaps.shape[0]
     pixels = heatmaps[0].numel()
-    found = torch.empty(n, len(bands), 2, dtype=torch.long, device=heatmaps.device)
+    spans = torch.empty(n, len(bands), 2, dtype=torch.long, device=heatmaps.device)
     by_value = [i for i, band in enumerate(bands) if band.axis == "value"]
     by_rank = [i for i, band in enumerate(bands) if band.axis == "rank"]
     if by_value:
+        # Ranks count from the highest value: one sort answers all bands by bisection.
         edges = [[bands[i].high, bands[i].low] for i in by_value]
         values = heatmaps.flatten(1).sort(dim=1).values
         wanted = torch.tensor(edges, dtype=torch.float32, device=heatmaps.device).to(values)
         wanted = wanted.flatten().expand(n, -1).contiguous()
         above = pixels - torch.searchsorted(values, wanted, right=True)
-        found[:, by_value] = above.view(n, -1, 2)
+        spans[:, by_value] = above.view(n, -1, 2)
     if by_rank:
         # To the nearest whole pixel, halves up; round(..., 6) because 0.29 * 50 is below a half.
         edges = [[bands[i].low, bands[i].high] for i in by_rank]
         counts = [[math.floor(round(share * pixels, 6) + 0.5) for share in pair] for pair in edges]
-        found[:, by_rank] = torch.tensor(counts, device=heatmaps.device)
-    empty = found[..., 0] >= found[..., 1]
-    return found.masked_fill(empty[..., None], 0)
+        spans[:, by_rank] = torch.tensor(counts, device=heatmaps.device)
+    empty = spans[..., 0] >= spans[..., 1]
+    return spans.masked_fill(empty[..., None], 0)
 
 
 def distinct_masks(spans: Tensor, pixels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -172,6 +173,7 @@ def inside(heatmaps: Tensor, band: Band) -> Tensor:
 
 def masks_of(heatmaps: Tensor, band: Band, device: torch.device) -> Tensor:
     """Return which pixels a band keeps, on the device if they fit: [N,H,W] -> bool [N,H,W]."""
+    # A mask of bytes is a quarter of its heatmap: heatmaps are sent in parts, masks stay.
     there = device if heatmaps.numel() <= _MASK_ELEMENTS else heatmaps.device
     step = max(1, _STEP_ELEMENTS // heatmaps[0].numel())
     parts = heatmaps.split(step)
