@@ -81,7 +81,8 @@ class Explainer:
     reads: tuple[str, ...] = ()  # the layers whose features `stages` gets, the last one `layer`
     inputs: tuple[str, ...] = ()  # the modules whose arguments `stages` gets
     differentiates: bool = False  # `stages` takes gradients at its layer
-    share: float | None = None  # of the image that its maps mark, which are orders; None: no cut
+    # Of the images that its maps mark, which are orders: [N,h,w] -> [N]; None: no cut.
+    shares: Callable[[Tensor], Tensor] | None = None
     final: bool = False  # it draws values in 0..1, which are only resized
     check: Callable[[], None] = lambda: None  # raises if it does not fit the classifier
     class_agnostic: bool = False  # it draws one map for every class

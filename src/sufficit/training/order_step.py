@@ -15,7 +15,7 @@ from sufficit.explainers.order_net import resized
 from sufficit.training.recipes import OrderRecipe, mixed_fills
 
 SMALLEST = 0.6  # side of a crop
-HALVINGS, NEWTON_STEPS = 10, 3  # towards a threshold
+HALVINGS, NEWTON_STEPS = 8, 3  # towards a threshold
 
 
 def order_step(
