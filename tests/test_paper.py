@@ -1,6 +1,7 @@
 """The paper's tables in paper/: they use the public API alone, and one runs end to end."""
 
 import ast
+import hashlib
 import json
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from sufficit import Classifier, UserError
 from tables import COLUMNS, TABLES
 
 PAPER = Path(__file__).parents[1] / "paper"
-PUBLIC = {"sufficit", "sufficit.data.digits"}
+PUBLIC = {"sufficit", "sufficit.data.digits", "sufficit.metrics", "sufficit.perturbation.bands"}
 TINY = {
     **{"images": 4, "train-images": 64, "test-images": 20, "epochs": 1, "lax-epochs": 1},
     **{"twin-epochs": 1, "seeds": 2, "step": 0.25, "device": "cpu"},
@@ -77,7 +78,12 @@ def test_a_table_is_made_from_data_to_report(out: Path) -> None:
     place = next(i for i, line in enumerate(lines) if line.startswith("| Grad-CAM |"))
     assert lines[place + 1].startswith("| *paper* | *0.744* |")
     assert (results / "report.html").stat().st_size > 10_000
-    assert (results / "sheet.png").stat().st_size > 1000
+    for kind, name in (("classifier", "classifier"), ("twin", "twin")):
+        stored = (out / f"{name}.safetensors").read_bytes()
+        assert run[kind]["sha256"] == hashlib.sha256(stored).hexdigest()
+    stored = (out / "adapters" / "lax-paper-1" / "model.safetensors").read_bytes()
+    assert run["adapters"]["lax-paper-1"]["sha256"] == hashlib.sha256(stored).hexdigest()
+    assert run["gpu_minutes"] > 0
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -87,7 +93,7 @@ def test_a_finished_table_is_read_and_another_plan_is_refused(
     def never(*_: object, **__: object) -> None:
         raise AssertionError("it is done")
 
-    for name in ("train_classifier", "train_lax", "train_twin", "compare"):
+    for name in ("train_classifier", "train_lax", "train_twin", "compare", "write_results"):
         monkeypatch.setattr(reproduce, name, never)
     before = (out / "results" / "summary.json").read_text()
     reproduce.main(command(out))
