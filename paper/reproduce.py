@@ -395,6 +395,13 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--stand-ins", type=Path, metavar="DIR", help="networks whose weights are in this folder"
     )
+    made.add_argument("--networks", type=lambda text: tuple(text.split(",")), help="of imagenet")
+    made.add_argument(
+        "--photographs", choices=("test", "report"), default="test", help="that imagenet scores"
+    )
+    made.add_argument(
+        "--few", type=int, help="photographs of methods that search, of imagenet; 200"
+    )
     made.add_argument("--recipes", type=lambda text: tuple(text.split(",")), help="paper,robust")
     made.add_argument("--step", type=float, help="of the pixel-value curves; 0.01, ViT 0.02")
     made.add_argument("--seconds", type=float, help="end in time; run again to go on")

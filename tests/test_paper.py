@@ -21,7 +21,7 @@ from sufficit import Classifier, UserError
 from tables import COLUMNS, TABLES
 
 PAPER = Path(__file__).parents[1] / "paper"
-PUBLIC = {"sufficit", "sufficit.data.digits", "sufficit.metrics", "sufficit.perturbation.bands"}
+PUBLIC = {"sufficit", "sufficit.data.digits", "sufficit.provenance", "sufficit.sources"}
 TINY = {
     **{"images": 4, "train-images": 64, "test-images": 20, "epochs": 1, "lax-epochs": 1},
     **{"twin-epochs": 1, "seeds": 2, "step": 0.25, "device": "cpu"},
