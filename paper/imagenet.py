@@ -34,7 +34,7 @@ from torch import Tensor
 
 from image_sets import Batches, ImageSet
 from steps import Clock, Step, facts_of, minutes_of
-from sufficit import Classifier, Fitted, Lax, UserError, View, compare, train_lax
+from sufficit import Classifier, Fitted, Lax, UserError, View, compare, explain, train_lax
 from sufficit.sources import Cut, Method, Source
 from table_results import write_json
 
@@ -221,7 +221,8 @@ class ImageNetTable:
         ]
         found.append(Step(sizes, self.choose_sizes, trained, 0 if quick else 60))
         needs = {"as-is": trained, "common": (sizes,), "fitted": trained, "few": trained}
-        needs["equal"] = (self.named("fitted"),)
+        needs["equal"] = (self.named("passes"),)
+        found.append(Step(self.named("passes"), self.count_passes, trained, 0 if quick else 30))
         found += [
             Step(self.named(way), partial(self.score, way), needs[way], 0 if quick else seconds)
             for way, seconds in ways.items()
@@ -346,14 +347,28 @@ class ImageNetTable:
         )
         return {"methods": [*methods], "n": len(photographs)}
 
+    def count_passes(self, clock: Clock) -> dict[str, Any]:
+        """Count the forward passes of each map, and of it fitted; a backward pass counts as two."""
+        few = first(self.scored, min(self.given.few or FEW, len(self.scored)))
+        images = few.images.to(self.device)
+        drawn: dict[str, float] = {}
+        fitted: dict[str, float] = {}
+        for name, source in self.sources().items():
+            passes = source.facts().passes
+            drawn[name] = float(passes)
+            method: Any = source.method  # type: ignore[attr-defined]  # of these all have one
+            regions = explain(self.classifier, images, None, method, fit=True, progress=False)
+            fitted[name] = drawn[name] + float(np.mean([one.passes for one in regions]))
+            clock.check()
+        return {"drawn": drawn, "fitted": fitted, "n": len(few)}
+
     def options_of(self, word: str, way: str) -> dict[str, int]:
         """The options of a method that searches: as it is, or with as many passes as a fit."""
         if self.given.quick:
             return {SEARCHING[word]: 8}
         if way == "few":
             return {}
-        # Three passes draw Grad-CAM; a fit says how many it took.
-        passes = 3 + float(self.rows("fitted", "gradcam+fit")["calls@fit"].mean())
+        passes = facts_of(self.out, self.named("passes"))["fitted"]["gradcam"]
         return {SEARCHING[word]: max(1, round(passes / PASSES[word]))}
 
     def all_rows(self) -> pandas.DataFrame:

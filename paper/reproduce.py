@@ -35,7 +35,9 @@ from image_sets import (
     middle,
     read_sets,
 )
+from ledger import Rows
 from networks import NETWORKS, build, fill_in
+from results_page import Page, draw
 from state import pack, unpack
 from steps import Clock, Step, facts_of, minutes_of, side_by_side, work
 from sufficit import (
@@ -339,12 +341,13 @@ class Making:
             "twin": facts_of(self.out, "twin") if plan.twin_epochs else None,
             "gpu_minutes": round(minutes_of(self.out), 1),
         }
-        recipes = {name: recipe for name, (recipe, _) in plan.adapters.items()}
-        write_results(self.out, facts, recipes)
-        results = RunResults.read(self.out / "compare")
-        results.report(self.out / "results" / "report.html")
-        if (self.out / "results" / "alpha.json").exists():
-            results.plot("alpha").savefig(self.out / "results" / "alpha.png")
+        write_results(self.out, facts)
+        rows = Rows(self.out / "results")
+        table = Page(self.out).table("results")
+        (rows.folder / "table.md").write_text(table + "\n")
+        print(table)
+        draw(rows, rows.folder / "msi.png")
+        RunResults.read(self.out / "compare").report(rows.folder / "report.html")
         return {}
 
 

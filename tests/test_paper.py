@@ -14,7 +14,6 @@ from PIL import Image
 import image_sets
 import networks
 import reproduce
-import table_results
 from classifier_training import Training, train_classifier
 from image_sets import Batches, ImageSet, Wanted, augmented, read_sets
 from sufficit import Classifier, UserError
@@ -37,7 +36,8 @@ def test_the_tables_use_the_public_api_alone(path: Path) -> None:
             assert node.module in PUBLIC
             assert not any(one.name.startswith("_") for one in node.names)
         if isinstance(node, ast.Attribute):
-            assert not node.attr.startswith("_") or node.attr.startswith("__")
+            own = isinstance(node.value, ast.Name) and node.value.id == "self"
+            assert own or not node.attr.startswith("_") or node.attr.startswith("__")
 
 
 @pytest.fixture(scope="module")
@@ -63,12 +63,8 @@ def test_a_table_is_made_from_data_to_report(out: Path) -> None:
     assert {*cams, *adapters, "random", "center"} <= {*rows.method}
     assert (rows.groupby("method").size() == 4).all()
     np.testing.assert_allclose(rows.base_score - rows.mask_penalty, rows.msi, atol=1e-12)
-    summary = json.loads((results / "summary.json").read_text())
-    each = [rows[rows.method == f"lax-paper-{seed}"].msi.mean() for seed in (0, 1)]
-    assert summary["methods"]["lax-paper"]["msi"]["mean"] == pytest.approx(np.mean(each))
-    assert summary["seeds"]["paper"]["msi"] == pytest.approx(each)
-    assert 0 < summary["methods"]["gradcam"]["iou"]["mean"] < 1
     assert rows.msi_twin.notna().all()
+    assert rows.iou.between(0, 1).all()
     assert not (rows.msi_twin == rows.msi).all()
     run = json.loads((results / "run.json").read_text())
     assert (run["n"], run["alpha_min"], run["config"]["network"]) == (4, 0.5, "small-net")
@@ -95,9 +91,9 @@ def test_a_finished_table_is_read_and_another_plan_is_refused(
 
     for name in ("train_classifier", "train_lax", "train_twin", "compare", "write_results"):
         monkeypatch.setattr(reproduce, name, never)
-    before = (out / "results" / "summary.json").read_text()
+    before = (out / "results" / "run.json").read_text()
     reproduce.main(command(out))
-    assert (out / "results" / "summary.json").read_text() == before
+    assert (out / "results" / "run.json").read_text() == before
     with pytest.raises(SystemExit, match="cannot resume .*: epochs was 1, now 2"):
         reproduce.main(command(out, epochs=2))
 
@@ -260,12 +256,3 @@ def test_the_papers_hyperparameters_are_the_papers() -> None:
     recipe = reproduce.paper_recipe(plan)
     assert (recipe.entropy, recipe.temperature, recipe.lr, recipe.upsample) == (2, 0.5, 1e-3, 2)
     assert recipe.fills == ("black",)
-
-
-def test_a_mean_has_its_interval_over_images() -> None:
-    values = np.random.default_rng(0).normal(1, 2, 400)
-    found = table_results.interval(values, seed=0)
-    assert found["mean"] == pytest.approx(values.mean())
-    half = 1.96 * values.std(ddof=1) / 20
-    assert found["low"] == pytest.approx(values.mean() - half, abs=0.03)
-    assert found["high"] == pytest.approx(values.mean() + half, abs=0.03)
