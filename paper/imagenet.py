@@ -378,7 +378,7 @@ class ImageNetTable:
             run = json.loads((self.folder("compare", way) / "run.json").read_text())
             for name in run["methods"]:
                 rows = self.rows(way, name)
-                rows.insert(0, "method", name)
+                rows.insert(0, "method", plain_name(name))
                 rows.insert(0, "way", way)
                 rows.insert(0, "network", self.network)
                 found.append(rows)

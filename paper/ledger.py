@@ -9,6 +9,7 @@ was trained several times counts with the mean of its trainings for each image.
 """
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,6 +22,7 @@ from scipy.stats import t, ttest_rel
 
 from tables import TABLES
 
+COMMIT = re.compile("[0-9a-f]{7,40}")
 TRAILING = r"-\d+$"  # the seed at the end of an adapter's name
 Where = Mapping[str, str]
 """Columns of the rows with the value they must have, such as way and network."""
@@ -40,11 +42,11 @@ class Rows:
 
     @property
     def is_complete(self) -> bool:
-        """Whether there are rows, and a run.json with a commit."""
+        """Whether there are rows, and a run.json with a commit that has no changes on top."""
         facts = self.folder / "run.json"
         if not facts.exists() or not [*self.folder.glob("rows*.parquet")]:
             return False
-        return bool(json.loads(facts.read_text()).get("commit"))
+        return bool(COMMIT.fullmatch(json.loads(facts.read_text()).get("commit") or ""))
 
     @cached_property
     def facts(self) -> dict[str, Any]:

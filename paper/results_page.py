@@ -205,8 +205,8 @@ class Page:
         if not rows.is_complete:
             return []
         where = {"network": FIRST_NETWORK, "way": "fitted"}
-        black = self.estimate(rows, "lax+fit", **where)
-        noise = self.estimate(rows, "lax+fit", "msi_noise", **where)
+        black = self.estimate(rows, "lax", **where)
+        noise = self.estimate(rows, "lax", "msi_noise", **where)
         return [
             f"**Fills**, ImageNet, ResNet50: LAX, fitted, has {black} with black and {noise} with"
             " noise."
@@ -316,20 +316,15 @@ class Page:
         heads = ["map", "way", *IMAGENET_COLUMNS.values(), "passes"]
         lines = [*head_lines(heads, numbers_from=2)]
         passes: Mapping[str, Any] = rows.facts["networks"][network]["steps"][f"{network}-passes"]
-        sizes = rows.facts["networks"][network]["steps"][f"{network}-sizes"]["sizes"]
         for way in ways:
             where = {"network": network, "way": way}
             for method in rows.methods(where):
-                plain = method.removesuffix("+fit").partition("@")[0]
-                label = WAYS[way]
-                if way == "common":
-                    label = f"common `{sizes.get(plain, sizes.get(f'{plain}-0', 0)):g}`"
-                cells = [f"`{plain}`", label]
+                cells = [f"`{method}`", WAYS[way]]
                 for column in IMAGENET_COLUMNS:
                     one = self.ledger.estimate if column == MSI else self.ledger.mean
                     cells.append(one(rows, method, column, where, digits=2))
                 kind = "fitted" if way == "fitted" else "drawn"
-                name = plain if plain in passes[kind] else f"{plain}-0"
+                name = method if method in passes[kind] else f"{method}-0"
                 path = ("networks", network, "steps", f"{network}-passes", kind, name)
                 cells.append(self.ledger.fact(rows, *path) if name in passes[kind] else "-")
                 lines.append(line(cells))
@@ -340,7 +335,8 @@ class Page:
     def rise(self, table: str) -> str:
         """RISE's protocol: our rows, and what was published."""
         rows = self.rows(table)
-        lines = [*head_lines(["map, ResNet50", "deletion ↓", "insertion ↑"], numbers_from=1)]
+        network = NETWORKS[rows.facts["network"]]
+        lines = [*head_lines([f"map, {network}", "deletion ↓", "insertion ↑"], numbers_from=1)]
         for method in rows.methods():
             cells = [f"`{method}`"]
             cells += [

@@ -26,7 +26,7 @@ def test_every_number_of_the_pages_is_that_of_its_rows(
     assert "numbers are those of the rows" in capsys.readouterr().out
 
 
-def made(folder: Path, n: int = 40, commit: str | None = "abc") -> Path:
+def made(folder: Path, n: int = 40, commit: str | None = "abcdef0") -> Path:
     """A table of made-up rows: CIFAR-10, two CAMs, three trainings, two controls."""
     drawn = np.random.default_rng(0)
     place = folder / "cifar10"
@@ -111,9 +111,10 @@ def test_changed_rows_and_a_missing_commit_are_found(
     rows.to_parquet(path, index=False)
     assert any("'method': 'gradcam', 'column': 'msi'" in one for one in said(text, claims, results))
     facts = results / "cifar10" / "run.json"
-    facts.write_text(json.dumps(json.loads(facts.read_text()) | {"commit": None}))
-    assert any("run.json has no commit" in one for one in said(text, claims, results))
-    assert not Rows(results / "cifar10").is_complete
+    for commit in (None, "abcdef0+changes"):
+        facts.write_text(json.dumps(json.loads(facts.read_text()) | {"commit": commit}))
+        assert any("run.json has no commit" in one for one in said(text, claims, results))
+        assert not Rows(results / "cifar10").is_complete
     assert results_page.page(results, "{{cifar10 setup}}")[0].strip() == results_page.NOT_YET
 
 

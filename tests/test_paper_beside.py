@@ -1,17 +1,25 @@
 """The scripts that stand beside published tables: RISE's protocol, torchcam in the same process."""
 
+import json
+from pathlib import Path
+
+import check_results
 import numpy as np
 import pandas
 import pytest
 import torch
+from PIL import Image
 from scipy.ndimage import gaussian_filter
 from torch import Tensor, nn
 
 import beside_torchcam
 import imagenet
+import reproduce
+import results_page
 import rise_protocol
 from sufficit import Classifier
 
+PAPER_TABLES = Path(imagenet.__file__).with_name("tables.toml")
 SIDE, ROWS = 32, rise_protocol.ROWS
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.3, 0.25)
 
@@ -95,9 +103,81 @@ def test_torchcam_and_sufficit_say_the_same(classifier: Classifier, images: Tens
     assert rows.deletion_percent.std() > 0
 
 
-def test_photographs_are_read_by_part_with_their_boxes(tmp_path) -> None:
-    from PIL import Image
+def write_photographs(root: Path) -> None:
+    """Made-up photographs in the layout of the data: three classes, every part, boxes."""
+    folder = root / "imagenet"
+    lines, boxes = ["image,part"], ["image,x,y,width,height"]
+    for number in range(3):
+        inside = folder / "train" / f"{number:03d}"
+        inside.mkdir(parents=True)
+        for place, kind in enumerate(("learn", "choose", "report")):
+            drawn = np.random.default_rng(10 * number + place).integers(0, 255, (14, 14, 3))
+            picture = Image.fromarray(drawn.astype(np.uint8)).resize((224, 224))
+            picture.save(inside / f"{kind}.jpg")
+            lines.append(f"{number:03d}/{kind}.jpg,{kind}")
+            boxes.append(f"{number:03d}/{kind}.jpg,30,40,90,80")
+    (folder / "splits.csv").write_text("\n".join(lines) + "\n")
+    (folder / "train-boxes.csv").write_text("\n".join(boxes) + "\n")
 
+
+def small_network(network: str, weights: Path, device: torch.device) -> Classifier:
+    torch.manual_seed(1)
+    net = nn.Sequential(
+        nn.Conv2d(3, 8, 8, stride=8),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 4, stride=4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32, 1000, bias=False),
+    )
+    with torch.no_grad():
+        net[0].weight *= 9
+        net[6].weight *= 30
+    return Classifier(net.eval(), layer="2", mean=MEAN, std=STD)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # adapters of one epoch say what they are worth
+def test_the_imagenet_table_is_made_and_printed(tmp_path: Path, monkeypatch) -> None:
+    write_photographs(tmp_path)
+    monkeypatch.setattr(imagenet, "classifier_of", small_network)
+    out = tmp_path / "out"
+    words = ["imagenet", "--quick", "--data", tmp_path, "--stand-ins", tmp_path, "--out", out]
+    words += ["--photographs", "report", "--networks", "resnet50", "--device", "cpu"]
+    reproduce.main([str(word) for word in [*words, "--seeds", 2, "--few", 2]])
+    rows = pandas.read_parquet(out / "results" / "rows-resnet50.parquet")
+    assert {*rows.way} == {"as-is", "common", "fitted", "few", "equal"}
+    sizes = rows.groupby("way")["image"].nunique()
+    assert sizes.to_dict() == {"as-is": 3, "common": 3, "fitted": 3, "few": 2, "equal": 2}
+    fitted = rows[rows.way == "fitted"]
+    assert {"gradcam", "lax-0", "lax-1", "masked-in-out", "learn-to-rank", "center"} <= {
+        *fitted.method
+    }
+    assert {*rows[rows.way == "few"].method} == {"scorecam", "rise", "extremal-perturbation"}
+    assert rows[rows.way == "few"].ceiling.notna().all()
+    as_is = rows[rows.way == "as-is"]
+    for name in ("msi_blur", "msi_mean_fill", "msi_noise", "average_drop", "pointing"):
+        assert as_is[name].notna().all(), name
+    run = json.loads((out / "results" / "run.json").read_text())
+    steps = run["networks"]["resnet50"]["steps"]
+    assert {*steps["resnet50-sizes"]["sizes"].values()} <= {*imagenet.SIZES}
+    passes = steps["resnet50-passes"]
+    assert all(passes["fitted"][name] > passes["drawn"][name] for name in passes["drawn"])
+    # A table of a working tree with changes is not printed, so the commit is made up.
+    results = tmp_path / "results" / "imagenet"
+    results.mkdir(parents=True)
+    for path in (out / "results").iterdir():
+        (results / path.name).write_bytes(path.read_bytes())
+    (results / "run.json").write_text(json.dumps(run | {"commit": "abcdef0"}))
+    text, claims = results_page.page(tmp_path / "results", "{{all first}}\n\n{{imagenet networks}}")
+    tables = check_results.Tables(tmp_path / "results", PAPER_TABLES)
+    assert [*check_results.problems(text, json.loads(json.dumps(claims)), tables)] == []
+    assert "| `lax` | fitted |" in text
+    assert "| `rise` | equal |" in text
+
+
+def test_photographs_are_read_by_part_with_their_boxes(tmp_path) -> None:
     folder = tmp_path / "imagenet"
     lines = ["image,part"]
     for number in range(3):

@@ -61,8 +61,8 @@ class Tables:
         if name not in self.read:
             folder = self.results / name
             run = json.loads((folder / "run.json").read_text())
-            if not run.get("commit"):
-                raise ValueError(f"{folder}/run.json has no commit")
+            if not re.fullmatch("[0-9a-f]{7,40}", run.get("commit") or ""):
+                raise ValueError(f"{folder}/run.json has no commit, or one with changes on top")
             parts = [pandas.read_parquet(path) for path in sorted(folder.glob("rows*.parquet"))]
             if not parts:
                 raise ValueError(f"{folder} has no rows*.parquet")
