@@ -54,6 +54,7 @@ VIT_MAPS = (
     "input-x-gradient",
 )
 RIVALS = ("masked-in-out", "learn-to-rank")  # losses of other works, one training each
+BATCH, RIVAL_BATCH = 192, 32
 RIVAL_EPOCHS = 38  # of 2,000 photographs: as many presentations as the 400 steps of 192 of LAX
 FILLS = "black,blur,mean,noise"
 SIZES = (0.04, 0.08, 0.12, 0.16, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7, 0.8)
@@ -235,7 +236,7 @@ class ImageNetTable:
         learn, choose = self.part("learn"), self.choose
         images = ImageSet(learn.pixels, learn.labels).to(self.device)
         folder = self.folder("training", name)
-        size = min(len(learn), 192 if kind == "robust" else 32)
+        size = min(len(learn), BATCH if kind == "robust" else RIVAL_BATCH)
         quick_epochs = 1 if self.given.quick else None
         options: dict[str, Any] = {
             "target": "prediction",

@@ -4,7 +4,7 @@
     python paper/reproduce.py cifar10 --data ROOT --out runs/cifar10
     python paper/reproduce.py imagenet --data ROOT --stand-ins WEIGHTS --out runs/imagenet
 
-Run the same command again to resume: a step that is done is skipped, a run of `compare` goes on.
+Run the same command again to resume: a step that is done is skipped, a run of `compare` resumes.
 `--seconds` ends the work in time, `--processes` shares it, `--restore` and `--keep` carry it.
 """
 
@@ -53,6 +53,7 @@ from sufficit import (
 from table_results import write_json, write_results
 from tables import CAMS, TABLES, Table
 
+ORDER_BATCH = 192  # images per step of the default recipe, as `train-lax` has them on a GPU
 IMAGENET = "imagenet"  # the table that is not the paper's
 VALIDATION, SHARE = 256, 16  # images held out to select epochs: one in 16, at most 256
 
@@ -256,13 +257,16 @@ class Making:
         plan, own, (train, validation) = self.plan, self.plan.paper.adapter, self.parts
         recipe, seed = plan.adapters[name]
         folder = self.out / "training" / name
-        size = min(plan.batch_sizes[1], len(train))
+        # An order takes crops and flips itself, and larger batches.
+        is_order = recipe == "robust"
+        size = ORDER_BATCH if is_order and not plan.quick else plan.batch_sizes[1]
+        augment = own.augment and not is_order
         lax = train_lax(
             self.classifier,
-            Batches(train, plan.side, size, own.augment, own.images),
+            Batches(train, plan.side, min(size, len(train)), augment, own.images),
             recipe=paper_recipe(plan) if recipe == "paper" else recipe,
             # An order is trained for a number of steps, whatever the data.
-            epochs=None if recipe == "robust" and not plan.quick else plan.lax_epochs,
+            epochs=None if is_order and not plan.quick else plan.lax_epochs,
             alpha_min=plan.paper.alpha_min,
             seed=seed,
             out=folder,

@@ -3,7 +3,7 @@
     python paper/state.py pack runs/cifar10 STATE     # STATE/state-0.part, ...
     python paper/state.py unpack STATE runs/cifar10
 
-So a run goes on on another machine, where only a few files can be exchanged. Locks and unfinished
+So a run resumes on another machine, where only a few files can be exchanged. Locks and unfinished
 files are left out.
 """
 

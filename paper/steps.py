@@ -75,7 +75,7 @@ def work(steps: Sequence[Step], out: Path, clock: Clock) -> bool:
         ready = [one for one in missing if all(mark_of(out, need).exists() for need in one.needs)]
         fitting = [one for one in ready if one.seconds <= clock.left]
         try:
-            began = any(_begun(step, out, clock) for step in fitting)
+            began = any(_was_done(step, out, clock) for step in fitting)
         except OutOfTimeError:
             return False
         if began:
@@ -86,30 +86,30 @@ def work(steps: Sequence[Step], out: Path, clock: Clock) -> bool:
         time.sleep(WAIT)
 
 
-def _begun(step: Step, out: Path, clock: Clock) -> bool:
+def _was_done(step: Step, out: Path, clock: Clock) -> bool:
     """Do a step unless another process holds it; whether it was done."""
     with _held(out, step.name) as mine:
         if not mine or mark_of(out, step.name).exists():
             return False
         print(f"{step.name}: begins", flush=True)
-        begun, start = time.time(), time.monotonic()
+        since, start = time.time(), time.monotonic()
         try:
             facts = dict(step.run(clock) or {})
         except OutOfTimeError:
-            _note(out, step.name, begun)
+            _note(out, step.name, since)
             print(f"{step.name}: the time is over", flush=True)
             raise
-        spans = [*_note(out, step.name, begun)]
+        spans = [*_note(out, step.name, since)]
         write_json(mark_of(out, step.name), facts | {"spans": spans})
         print(f"{step.name}: done in {time.monotonic() - start:.1f} s", flush=True)
         return True
 
 
-def _note(out: Path, name: str, begun: float) -> list[list[float]]:
+def _note(out: Path, name: str, since: float) -> list[list[float]]:
     """Add the time that a step was worked on; return all such times, as seconds since 1970."""
     path = out / "done" / f"{name}.spans"
     spans: list[list[float]] = json.loads(path.read_text()) if path.exists() else []
-    spans.append([round(begun, 1), round(time.time(), 1)])
+    spans.append([round(since, 1), round(time.time(), 1)])
     path.write_text(json.dumps(spans))
     return spans
 
@@ -148,8 +148,8 @@ def minutes_of(out: Path) -> float:
         span for path in (out / "done").glob("*.spans") for span in json.loads(path.read_text())
     ]
     total, reached = 0.0, float("-inf")
-    for begun, ended in sorted(spans):
-        total += max(0.0, ended - max(begun, reached))
+    for since, ended in sorted(spans):
+        total += max(0.0, ended - max(since, reached))
         reached = max(reached, ended)
     return total / 60
 
