@@ -241,18 +241,28 @@ class Page:
         rows = self.rows(table)
         printed = TABLES[rows.name].printed
         trust = {k: v for k, v in TRUST.items() if k in rows.frame}
-        heads = ["method", *COLUMNS.values(), "±", "leak", *trust.values()]
+        cost = rows.facts.get("cost", {})
+        heads = [
+            "method",
+            *COLUMNS.values(),
+            "±",
+            "leak",
+            *trust.values(),
+            *["passes"] * bool(cost),
+        ]
         lines = [*head_lines(heads, numbers_from=1)]
         for method in [name for name in TITLES if name in rows.methods()]:
             cells = [TITLES[method], *(self.ledger.mean(rows, method, name) for name in COLUMNS)]
             cells.append(self.ledger.half(rows, method, MSI))
             cells.append(self.ledger.ratio(rows, method))
             cells += [self.ledger.mean(rows, method, name, digits=2) for name in trust]
+            if cost:
+                cells.append(self.ledger.fact(rows, "cost", rows.trainings(method)[0]))
             lines.append(line(cells))
             theirs = "lax" if method == "lax-paper" else method
             if theirs in printed:
                 cells = [f"*{self.ledger.paper(rows.name, theirs, name)}*" for name in COLUMNS]
-                lines.append(line(["*paper*", *cells, *[""] * (2 + len(trust))]))
+                lines.append(line(["*paper*", *cells, *[""] * (len(heads) - len(cells) - 1)]))
         return "\n".join(lines)
 
     def tests(self, table: str) -> str:

@@ -25,7 +25,9 @@ def write_results(out: Path, facts: Mapping[str, Any]) -> None:
         rows.insert(0, "method", name)
         labelled.append(rows)
     pandas.concat(labelled, ignore_index=True).to_parquet(folder / "rows.parquet", index=False)
-    write_json(folder / "run.json", {name: run.get(name) for name in FACTS} | dict(facts))
+    cost = {name: source["passes"] for name, source in run["sources"].items()}
+    known = {name: run.get(name) for name in FACTS} | {"cost": cost}
+    write_json(folder / "run.json", known | dict(facts))
 
 
 def write_json(path: Path, content: object) -> None:

@@ -17,7 +17,7 @@ from given_maps import Given
 from reference import heatmaps_like
 from small_models import rand
 from sufficit import Classifier, UserError, compare, evaluate, explain
-from sufficit.metrics import Evaluation
+from sufficit.metrics import Evaluation, SeenMetric
 from sufficit.metrics.columns import METRICS, metrics_named
 from sufficit.metrics.through_map import (
     ROAD_SHARES,
@@ -278,3 +278,14 @@ def test_finished_heatmaps_cannot_be_drawn_again(model, images) -> None:
         evaluate(*given, columns=["adcc"])
     with pytest.raises(UserError, match="average_drop is no column of the torchmetrics classes"):
         Evaluation(given[0], columns=["average_drop"])
+
+
+def test_a_metric_of_ones_own_sees_the_image_through_the_map(model, images) -> None:
+    heatmaps, targets = rand(N, SIDE, SIDE), torch.tensor([0, 1, 2, 3])
+    ratio = SeenMetric(higher_is_better=True, formula=lambda whole, seen: seen / whole)
+    found = evaluate(Classifier(model), images, heatmaps, targets, metrics={"share_kept": ratio})
+    for i in range(N):
+        seen = probability(model, images[i] * heatmaps[i], i)
+        assert found["share_kept"][i].item() == pytest.approx(
+            seen / probability(model, images[i], i), rel=1e-4
+        )
