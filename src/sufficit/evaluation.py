@@ -44,6 +44,7 @@ from sufficit.probes.standard import (
     check_twin,
     column_probes,
     derived_columns,
+    derived_metrics,
     groups_of,
     held_out_probe,
     stacked,
@@ -150,6 +151,11 @@ def evaluate(
     meter = _meter(models[0], images, goals, leak_donors, seed)
 
     scoring = Scoring(wanted, schedules[0], most, seed)
+    if scoring.redrawn:
+        raise UserError(
+            f"{', '.join(scoring.redrawn)} draws every heatmap again, and evaluate gets finished"
+            " ones: score the method with compare(..., columns=[...])"
+        )
     # Probes at any alpha_min: their columns and calls are the same at the one that is found.
     probes, derived = _probes(scoring, models, held_out)
     check_column_names(probes, derived)
@@ -321,8 +327,9 @@ def _probes(
     probes = column_probes(scoring, models, curves=False, keeps=False)
     if held_out is not None:
         probes.append(held_out_probe(scoring, held_out, word_of(held_out.fill), few=False))
-    measured = MSI in scoring.metrics
-    derived = derived_columns(models, held_out=held_out is not None) if measured else []
+    derived = derived_metrics(scoring)
+    if MSI in scoring.metrics:
+        derived += derived_columns(models, held_out=held_out is not None)
     return probes, derived
 
 

@@ -35,7 +35,7 @@ from sufficit.metrics.columns import (
 )
 from sufficit.metrics.leakage import TENSORS, Leak, LeakMeter, Pool, checked, checked_pool
 from sufficit.metrics.localization import checked_truth
-from sufficit.metrics.metric import AnyMetric, Schedule
+from sufficit.metrics.metric import AnyMetric, CellMetric, MapMetric, Metric, Schedule
 from sufficit.metrics.pooled import halves_of
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation.fills import check_fill_name
@@ -173,6 +173,14 @@ class Evaluation(_RowMetric):
         # A subclass names its columns; those of the user are added to them.
         named = (*self.columns, *self.own) if columns is None else columns
         wanted = metrics_named(named, self.own, truth=truth, sampled=self.most is not None)
+        kinds = Metric | MapMetric | CellMetric
+        others = [name for name, one in wanted.items() if not isinstance(one, kinds)]
+        others += [name for name, one in wanted.items() if isinstance(one, Metric) and one.fill]
+        if others:
+            raise UserError(
+                f"{others[0]} is no column of the torchmetrics classes: score it with evaluate or"
+                " compare"
+            )
         self.wanted = tuple(wanted)
         self.is_searching = alpha_min == "search"
         if self.is_searching and MSI_COLUMN not in wanted:

@@ -24,7 +24,9 @@ from sufficit.probes.standard import (
     asked_models,
     column_probes,
     derived_columns,
+    derived_metrics,
     held_out_probe,
+    redrawn_probe,
 )
 from sufficit.runs.config import DONORS
 from sufficit.sources import Method
@@ -49,6 +51,9 @@ def probes_of(job: "Job") -> list[Probe]:
     scored = MSI in job.scoring.metrics
     models = models_of(job)
     found = column_probes(job.scoring, models)
+    if job.scoring.redrawn:
+        drawing = [one for one in job.sources if isinstance(one, Method)]
+        found.append(redrawn_probe(job.scoring, models[0], drawing))
     fill = held_out_fill(job)
     if "fill" in checks and scored and fill is not None:
         found.append(held_out_probe(job.scoring, _asked(job, fill), fill, few=True))
@@ -71,10 +76,11 @@ def probes_of(job: "Job") -> list[Probe]:
 
 def derived_of(job: "Job") -> list[Derived]:
     """Return the columns that are computed from those of the probes."""
+    found = derived_metrics(job.scoring)
     if MSI not in job.scoring.metrics:
-        return []
+        return found
     held_out = "fill" in job.config.wanted_checks and held_out_fill(job) is not None
-    return derived_columns(models_of(job), held_out=held_out)
+    return found + derived_columns(models_of(job), held_out=held_out)
 
 
 def models_of(job: "Job") -> list[AskedModel]:
