@@ -136,10 +136,10 @@ def python_function(name: str) -> Callable[..., Any]:
     if not place:
         raise UserError(f"python:{name} names no function: write python:FILE.py:FUNCTION")
     if place.endswith(".py") and not Path(place).is_file():
-        raise UserError(f"no Python file at {place}: check the path")
+        raise UserError(f"no Python file at {place}")
     found = getattr(run_user_code(place, lambda: _python_module(place)), function, None)
     if found is None:
-        raise UserError(f"{place} has no function {function!r}: check the name")
+        raise UserError(f"{place} has no function {function!r}")
     if not callable(found):
         raise UserError(f"{function!r} in {place} must be a function, got {type(found).__name__}")
     return found  # type: ignore[no-any-return]  # getattr has no type

@@ -146,7 +146,7 @@ class Listing:
         if not shards and not tables and not root.is_dir():
             if is_remote(root) and root.lacks_bucket():
                 raise UserError(
-                    f"no folder of images at {root}: there is no such bucket. Check the path"
+                    f"no folder of images at {root}: there is no such bucket"
                 )
             if not is_remote(root) and root.exists():
                 raise UserError(f"{root} is one file: give the folder it is in")

@@ -38,14 +38,14 @@ class Option:
         exact = isinstance(given, str) or (kind is not str and value == given)
         large = kind is not str and value is not None and not abs(value) <= _MOST  # NaN too
         if value is None or not exact or large or isinstance(given, bool):
-            raise UserError(f"{name} must be {words[kind]}, got {given!r:.100}: change it")
+            raise UserError(f"{name} must be {words[kind]}, got {given!r:.100}")
         if self.choices and value not in self.choices:
             raise unknown(name, str(value), self.choices)
         low, high = self.least, self.most
         if (low is not None and value < low) or (high is not None and value > high):
             bounds = [] if low is None else [f"{low:g} or more"]
             bounds += [] if high is None else [f"{high:g} or less"]
-            raise UserError(f"{name} must be {' and '.join(bounds)}, got {given}: change it")
+            raise UserError(f"{name} must be {' and '.join(bounds)}, got {given}")
         found: Value = value
         return found
 
