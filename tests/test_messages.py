@@ -2,9 +2,8 @@
 
 import re
 
-import pytest
-
 import messages
+import pytest
 
 FOUND = [line.strip() for line in messages.page().splitlines() if line.startswith("  ")]
 # A remedy holds a value or a command to paste, or is left out: these only repeat what was wrong.

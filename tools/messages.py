@@ -67,12 +67,12 @@ def messages(path: Path) -> list[str]:
 
 def page() -> str:
     """Every message below the name of its module."""
-    parts = []
-    for path in sorted(SOURCE.rglob("*.py")):
-        if lines := messages(path):
-            parts.append(
-                f"{path.relative_to(SOURCE).as_posix()}\n" + "\n".join(f"  {one}" for one in lines)
-            )
+    found = {path: messages(path) for path in sorted(SOURCE.rglob("*.py"))}
+    parts = [
+        "\n  ".join([path.relative_to(SOURCE).as_posix(), *lines])
+        for path, lines in found.items()
+        if lines
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -146,9 +146,7 @@ def _read(
 ) -> Tensor:
     """Images of a folder, drawn by seed, at the size of the model's input: [S,C,H,W]."""
     if not place(folder).exists():
-        raise UserError(
-            f"baselines must be noise or a folder of images, got {folder!r}"
-        )
+        raise UserError(f"baselines must be noise or a folder of images, got {folder!r}")
     found = list(open_images(folder))
     generator = torch.Generator(device="cpu").manual_seed(seed)
     chosen = torch.randint(len(found), (samples,), generator=generator).tolist()
