@@ -10,12 +10,18 @@ Measured in the same way, without code and tables:
 `python tests/test_words.py [PAGE ...]` prints the numbers of the pages, and their long sentences.
 """
 
+import inspect
 import re
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from sufficit import Classifier, compare, compare_scores, evaluate, explain, leak, train_twin
+from sufficit.sanity import sanity_check
 
 ROOT = Path(__file__).parents[1]
 WORDS = {  # what we avoid: what we write instead
@@ -140,6 +146,18 @@ def test_sentences_are_counted_as_a_reader_does() -> None:
     assert found.lengths == [4, 6, 4, 2]
     assert found.numbers == pytest.approx(100 * 2 / 16)
     assert reading("word " * 31 + ".").long == 1
+
+
+PUBLIC = (Classifier, compare, compare_scores, evaluate, explain, leak, sanity_check, train_twin)
+
+
+@pytest.mark.parametrize("function", PUBLIC, ids=lambda one: one.__name__)
+def test_a_public_function_documents_every_parameter_on_a_line(
+    function: Callable[..., Any],
+) -> None:
+    lines = [line for line in (inspect.getdoc(function) or "").splitlines() if line[:3] == "- `"]
+    known = {word for line in lines for word in re.findall(r"`(\w+)`", line)}
+    assert set(inspect.signature(function).parameters) <= known
 
 
 def texts(root: str) -> dict[str, str]:

@@ -22,9 +22,18 @@ from sufficit.outside import html_table
 class Classifier:
     """A model, the layer its features come from, and the mean and std it was trained with.
 
-    `output="probabilities"` is for a model that ends in a softmax or a sigmoid; calls return logits
-    all the same. Every call, also one that raises, leaves modes, hooks, weights and gradients as
-    they were.
+    Every call, also one that raises, leaves modes, hooks, weights and gradients as they were.
+
+    - `model`: any nn.Module from images to logits.
+    - `layer`: the feature layer, named as in model.named_modules(); found if left out.
+    - `mean`, `std`: of the normalisation, one number per channel; images go in with 0..1.
+    - `classes`: names of the classes, in the order of the logits.
+    - `view`: how the model sees an image file: crop, resize, channels.
+    - `reshape`: turns an unusual output of the layer into a grid [N,K,h,w].
+    - `recipe`: how to build the model again, which `save` needs; `load` sets it.
+    - `output`: "probabilities" for a model that ends in a softmax or a sigmoid; calls return logits
+      all the same.
+    - `score`: a function from the model's output to one number per image, see `with_score`.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> classifier = Classifier(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
