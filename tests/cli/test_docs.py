@@ -18,7 +18,8 @@ from sufficit.runs.config import config_from
 ROOT = Path(__file__).parents[2]
 TUTORIAL, MODEL = "docs/tutorial.md", "docs/your-model.md"  # run from top to bottom, below
 PAGES = ["README.md", *(f"docs/{one.name}" for one in sorted((ROOT / "docs").glob("*.md")))]
-PAGES = [page for page in PAGES if page not in (TUTORIAL, MODEL)]
+CLUSTER = "docs/scale.md"  # its Python needs published weights, photographs and several GPUs
+PAGES = [page for page in PAGES if page not in (TUTORIAL, MODEL, CLUSTER)]
 
 
 def blocks(page: str, language: str) -> list[str]:

@@ -86,7 +86,7 @@ class RunConfig:
         shown=FIRST,
     )
     images: int | None = _input(
-        None, "Score a random subset of so many images. Default: all.", least=1, shown=FIRST
+        None, "Score a random subset of N images. Default: all.", least=1, shown=FIRST
     )
     quick: bool = _input(
         False, f"A first look: {QUICK_WORDS}, where you do not say otherwise.", shown=FIRST
