@@ -68,7 +68,7 @@ def run_page(page: str, sufficit: Any, further: Sequence[str] = (), **replaced: 
     done = set()
     for language, block in re.findall(r"```(bash|python)\n(.*?)```", text, flags=re.DOTALL):
         if language == "python":
-            exec(compile(block, page, "exec"), {})
+            exec(compile(block, f"{page} block", "exec"), {})
             continue
         for words in map(shlex.split, block.splitlines()):
             if words[0] == "sufficit":

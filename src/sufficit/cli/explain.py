@@ -61,9 +61,9 @@ def explain(
 ) -> None:
     """Show the region of each image that is enough for the model, with a certificate.
 
-    Each method orders the pixels; the model is asked which share of them suffices. Written are a
-    picture of each region, a sheet, certificates.csv, and heatmap files that `sufficit compare`
-    reads. --no-fit draws plain heatmaps. Run the same command again to resume.
+    Each method orders the pixels, and the model is run on growing shares of them until one is
+    enough. The results are a picture of each region, a sheet, certificates.csv, and heatmap files
+    for `sufficit compare`. --no-fit writes plain heatmaps. Run the same command again to resume.
 
     **Examples**
 

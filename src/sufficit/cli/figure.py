@@ -56,7 +56,7 @@ def figure(
         str | None, typer.Option(help="Where the images are now, if they were moved.")
     ] = None,
 ) -> None:
-    """Draw a figure for a paper from a finished comparison; its numbers are the run's.
+    """Draw a figure for a paper from a finished comparison, without the model.
 
     **Examples**
 

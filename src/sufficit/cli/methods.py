@@ -17,7 +17,7 @@ def methods(
     name: Annotated[str, typer.Argument(help="A method, to see all about it.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the explanation methods with cost and purpose; of one method also its options.
+    """List the explanation methods with cost and purpose, or the options of one method.
 
     Cost is in forward passes per image; a backward pass counts as two. Give options after the
     name: --methods finer-cam:nearest=5.
