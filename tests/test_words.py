@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 
 from sufficit import Classifier, compare, compare_scores, evaluate, explain, leak, train_twin
+from sufficit.cli import app
 from sufficit.sanity import sanity_check
 
 ROOT = Path(__file__).parents[1]
@@ -146,6 +148,15 @@ def test_sentences_are_counted_as_a_reader_does() -> None:
     assert found.lengths == [4, 6, 4, 2]
     assert found.numbers == pytest.approx(100 * 2 / 16)
     assert reading("word " * 31 + ".").long == 1
+
+
+def test_help_texts_are_short() -> None:
+    commands = typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
+    options = {getattr(one, "help", None) or "" for command in commands for one in command.params}
+    found = reading("\n\n".join(sorted(options)))
+    assert len(options) > 90
+    assert found.mean <= 12
+    assert max(found.lengths) <= LONG
 
 
 PUBLIC = (Classifier, compare, compare_scores, evaluate, explain, leak, sanity_check, train_twin)
