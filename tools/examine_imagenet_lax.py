@@ -171,10 +171,12 @@ def onnx_cost(classifier: Classifier, lax: Lax, batches: tuple[int, ...]) -> dic
         alone = Path(folder) / "alone.onnx"
         example = torch.rand(2, 3, SIDE, SIDE)
         shapes = {"images": {0: torch.export.Dim("batch", min=1)}}
-        traced = torch.export.export(Logits().eval(), (example,), dynamic_shapes=shapes, strict=False)
-        torch.onnx.export(traced, dynamo=True, input_names=["images"], output_names=["logits"]).save(
-            str(alone)
+        traced = torch.export.export(
+            Logits().eval(), (example,), dynamic_shapes=shapes, strict=False
         )
+        torch.onnx.export(
+            traced, dynamo=True, input_names=["images"], output_names=["logits"]
+        ).save(str(alone))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         sessions = [

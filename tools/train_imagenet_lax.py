@@ -164,7 +164,9 @@ def main() -> None:
         from examine_imagenet_lax import photographs
 
         elsewhere = (photographs(args.learn, args.limit)[1] * 255).round().byte()
-        mixed = elsewhere[torch.randperm(len(elsewhere), generator=torch.Generator().manual_seed(0))]
+        mixed = elsewhere[
+            torch.randperm(len(elsewhere), generator=torch.Generator().manual_seed(0))
+        ]
         calibrating, photos["learn"] = mixed[:250], mixed[250:]
         learned_from = f"photographs of {args.learn.name}"
     if args.photographs is not None:

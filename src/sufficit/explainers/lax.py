@@ -276,7 +276,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if not (0 < contrast < math.inf and 0 <= level < 1):
             raise UserError(
                 "contrast must be a finite number above 0 and level in 0..1, 1 excluded, got"
-                f" {contrast:g} and {level:g}: change them"
+                f" {contrast:g} and {level:g}"
             )
         middle = math.log(level / (1 - level)) if level else 0.0
         head = self.net.head

@@ -373,9 +373,17 @@ def leak(
 ) -> Leak:
     """Return how often the mask M > alpha_min makes images of other classes its own class.
 
-    Donors, and the masks behind the chance level, come from the pool, or from the images. Which
-    ones depends on the seed, the number of the image and the pool. An image with fewer possible
-    donors than wanted gets each of them once.
+    - `classifier`: the model; it is left as it was.
+    - `images`: floats in 0..1, [N,C,H,W]; `heatmaps`: floats in 0..1, [N,H,W].
+    - `targets`: the class of each image, [N]. Without them, the model's own predictions.
+    - `alpha_min`: pixels above it belong to the mask.
+    - `donors`: images of other classes per mask. An image with fewer gets each of them once.
+    - `seed`: selects the donors and the masks of the chance level, with the image's number.
+    - `noises`: images of noise, the same for every mask.
+    - `fill`: what hidden pixels become.
+    - `pool`: a Pool that donors and masks come from; by default the images themselves.
+    - `batch_size`: masked images per forward pass; chosen for the device if left out.
+    - `progress`: a bar; by default when the work takes long in a terminal.
 
     For a model of more than 100 classes, or with form="lift", it returns lifts instead: the log
     probability of the image's class on a donor under the image's own mask, minus that under the

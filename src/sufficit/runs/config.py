@@ -86,7 +86,7 @@ class RunConfig:
         shown=FIRST,
     )
     images: int | None = _input(
-        None, "Score a random subset of so many images. Default: all.", least=1, shown=FIRST
+        None, "Score a random subset of N images. Default: all.", least=1, shown=FIRST
     )
     quick: bool = _input(
         False, f"A first look: {QUICK_WORDS}, where you do not say otherwise.", shown=FIRST
@@ -280,17 +280,17 @@ class Workers:
     def __post_init__(self) -> None:
         count = self.count
         if count is not None and (type(count) is not int or count < 1):
-            raise UserError(f"workers must be 1 or more, got {count!r}: raise it")
+            raise UserError(f"workers must be 1 or more, got {count!r}")
         bounds = {"cpus": self.cpus, "gpus": self.gpus, "unit_timeout": self.unit_timeout}
         for name, value in bounds.items():
             if value is None:
                 continue
             if type(value) not in (int, float):
-                raise UserError(f"{name} must be a number, got {value!r:.100}: change it")
+                raise UserError(f"{name} must be a number, got {value!r:.100}")
             zero_is_fine = name == "gpus"
             if not (0 < value < math.inf or (zero_is_fine and value == 0)):
                 bound = "0 or more" if zero_is_fine else "more than 0"
-                raise UserError(f"{name} must be {bound}, got {value}: raise it")
+                raise UserError(f"{name} must be {bound}, got {value}")
         address = self.address
         if address is None or address == "auto":
             return
@@ -431,11 +431,11 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
             shown = "a value too large to show"
         if len(shown) > 200:
             shown = f"{shown[:200]}..."
-        raise UserError(f"{name} must be {' or '.join(words)}, got {shown}: change it")
+        raise UserError(f"{name} must be {' or '.join(words)}, got {shown}")
     if about["least"] is not None and not found >= about["least"]:  # NaN neither
-        raise UserError(f"{name} must be {about['least']} or more, got {found}: raise it")
+        raise UserError(f"{name} must be {about['least']} or more, got {found}")
     if about["most"] is not None and found > about["most"]:
-        raise UserError(f"{name} must be {about['most']} or less, got {found:.3g}: lower it")
+        raise UserError(f"{name} must be {about['most']} or less, got {found:.3g}")
     return found
 
 

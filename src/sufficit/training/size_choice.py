@@ -60,6 +60,4 @@ def folds(n: int) -> list[tuple[Tensor, Tensor]]:
     """The rows that each fold fits and those that it scores, the same ones on every call."""
     rows = torch.randperm(n, generator=torch.Generator().manual_seed(0), device="cpu")
     parts = rows.tensor_split(min(FOLDS, n))
-    return [
-        (torch.cat([*parts[:k], *parts[k + 1 :]]), part) for k, part in enumerate(parts)
-    ]
+    return [(torch.cat([*parts[:k], *parts[k + 1 :]]), part) for k, part in enumerate(parts)]

@@ -144,7 +144,9 @@ def train_folder(
             n = len(validation.images)
             seconds = n * PASSES_OF_VERDICT * seconds_per_pass(classifier, validation.images)
             assert announce is not None
-            announce(f"{forecast} Judging it on {n} held-out images takes {duration(seconds)} more.")
+            announce(
+                f"{forecast} Judging it on {n} held-out images takes {duration(seconds)} more."
+            )
 
         given["announce"] = tell if announce is not None else None
         lax = train_lax(classifier, loader, out=out, fabric=fabric, **given)
