@@ -193,3 +193,23 @@ def test_too_few_calls_are_refused_before_any_image_is_read(photos: Path, tmp_pa
     with pytest.raises(UserError, match=r"calls must be 18 or more for these columns, got 3"):
         run_small(config_for(photos, calls=3), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_checks_look_at_some_of_many_images(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(photos, checks=["fill", "leak"])
+    whole = run_small(config, tmp_path / "whole")
+    monkeypatch.setattr("sufficit.runs.probes_of.CHECKED", 2)  # of 11, in units of 4
+    some = run_small(config, tmp_path / "some")
+    for method in ("gradcam", "layercam"):
+        all_rows = whole.rows[method].set_index("image")
+        rows = some.rows[method].set_index("image")
+        assert (rows["msi"] == all_rows["msi"]).all()
+        for column in ("leak", "leak_chance", "msi_held_out", "fill_drop"):
+            known = rows[column].dropna()
+            assert len(known) == 2, column
+            assert known.to_dict() == pytest.approx(all_rows[column][known.index].to_dict())
+        assert some.summaries[method]["leak_ratio"].n == 2
+        assert some.summaries[method]["msi"].n == 11
+    assert some.record.model_calls < whole.record.model_calls

@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sufficit.data.batch import Batch
+from sufficit.data.batch import Batch, Sample
 from sufficit.metrics.column import Heading
 from sufficit.metrics.columns import HEADINGS, ZERO_LINE
 from sufficit.metrics.leakage import TENSORS, LeakMeter, Pool
@@ -31,6 +31,7 @@ class LeakProbe(ProbeBase):
     alpha_min: float
     donors: int
     seed: int = 0
+    images: Sample = None
     holds: frozenset[int] = frozenset()  # the numbers of the images that donors are drawn from
     held: Donors | None = None  # those images, once they are drawn
     key: str = "leak"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sufficit.data.batch import Sample
 from sufficit.explainers.region_search import FILLS as SEARCHED_FILLS
 from sufficit.metrics.column import Column, Heading
 from sufficit.metrics.columns import ALPHA_GRID, METRICS
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 HELD_OUT_FILLS = ("blur", "mean", "noise")  # the first that nothing else uses
 ALPHA_CURVE = "msi_alpha"
+CHECKED = 5_000  # images with leakage and the held-out fill: these checks need no more
 CURVE_IMAGES, CEILING_IMAGES, HEAD_IMAGES = 16, 64, 8
 
 
@@ -42,12 +44,14 @@ def probes_of(job: "Job") -> list[Probe]:
     checks, scored = job.config.wanted_checks, MSI in job.scoring.metrics
     models = models_of(job)
     found = column_probes(job.scoring, models)
+    checked = job.sample(CHECKED) if len(job.entries) > CHECKED else None
     if "fill" in checks and scored and (fill := held_out_fill(job)):
-        found.append(held_out_probe(job.scoring, _asked(job, fill), fill, few=True))
+        asked = _asked(job, fill)
+        found.append(held_out_probe(job.scoring, asked, fill, few=True, images=checked))
     if "alpha-curve" in checks and scored and job.config.alpha_min != "search":
         found += _alpha_curve(job, models[0], after=found)
     if "leak" in checks and len(job.entries) > 1:
-        found.append(_leak(job, models[0].asked))
+        found.append(_leak(job, models[0].asked, checked))
     if "regions" in checks:
         found.append(PartsProbe(models[0].asked, job.schedule.alpha_min))
     if "ceiling" in checks and scored:
@@ -122,7 +126,7 @@ def _alpha_curve(job: "Job", model: AskedModel, after: list[Probe]) -> list[Prob
     return [replace(curve, images=job.sample(most))]
 
 
-def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
+def _leak(job: "Job", asked: MaskedModel, images: Sample) -> LeakProbe:
     labels = torch.from_numpy(job.entries.labels())
     pool = draw_pool(labels, POOL, job.config.seed)
     return LeakProbe(
@@ -130,6 +134,7 @@ def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
         alpha_min=job.schedule.alpha_min,
         donors=job.config.donors or DONORS,
         seed=job.config.seed,
+        images=images,
         holds=frozenset(pool),
     )
 
