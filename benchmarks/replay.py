@@ -2,20 +2,28 @@
 
     python benchmarks/replay.py rows --model MODEL --data FOLDER --images 256 --device cuda --out R.npz
     python benchmarks/replay.py replay R.npz --rate 23000 --out benchmarks/results/replay.json
+    python benchmarks/replay.py values ROWS.parquet --method map --column msi_black \
+        --where "way=as it is" --masks 26 --rate 19461 --compile 15 --out FILE.json
+    python benchmarks/replay.py simulate --out benchmarks/results/stopping-cpu.json
 
 `rows` asks the model every mask of every image and stores whether each answer was the target. `replay` draws
 50,000 images from them, with masks drawn anew for each, and stops where a run would: with all
 masks or some, by looks that double and share the error (the rule until this one was measured), and
 by the rule in use. The number of images and masks, the spread, and the calls are those of the
 rows; seconds are calls over a measured rate. `share` is how often the interval at the end holds the
-mean of the rows, `all at once` is with the error shared by the seven methods.
+mean of the rows, `all at once` is with the error shared by the seven methods. `values` does the
+same with the MSI that some run gave each image, from any number of masks. `simulate` does so
+with made-up values whose mean is known, one method at a time: values like MSI, a method that fails on
+nine images in ten, and one that fails on one in a hundred, which narrow intervals do not see.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +33,7 @@ import torch
 
 from bands import band_probe
 from compiled import classifier_of
+from coverage import CASES
 from sufficit import Classifier, explain_all
 from sufficit.data.images import list_images
 from sufficit.evaluation import batch_of
@@ -34,6 +43,7 @@ from sufficit.perturbation.predictions import Predictions
 from sufficit.probes.band import BandProbe
 from sufficit.provenance import provenance
 from sufficit.runs.job import look_sizes
+from sufficit.runs.probes_of import CHECKED
 from sufficit.runs.stopping import UNMET
 from sufficit.sums import LEVEL, moments
 
@@ -46,8 +56,6 @@ Floats = npt.NDArray[np.float64]
 
 def make_rows(asked: argparse.Namespace) -> None:
     """Ask for every mask, and store the hits."""
-    from concurrent.futures import ThreadPoolExecutor
-
     classifier = classifier_of(asked.model, asked.side, asked.device)
     files = list_images(asked.data)[: asked.images]
     with ThreadPoolExecutor(8) as pool:
@@ -122,8 +130,6 @@ def drawn_msi(stored: Stored, calls: int | None, images: npt.NDArray[np.int64], 
 
 def sampled(answers: Predictions, probe: BandProbe, seed: int, start: int) -> Predictions:
     """What a probe with few calls would have been answered."""
-    from dataclasses import replace
-
     drawing = probe.drawing
     assert drawing is not None
     names = [str(start + k) for k in range(len(answers.targets))]
@@ -147,12 +153,14 @@ def widths(values: Floats, level: float, unmet: int = 0) -> tuple[Floats, Floats
     return moments(known, np.ones_like(known, np.int64)).interval(level)
 
 
-def sequential(values: Floats, within: float, level: float = LEVEL) -> tuple[int, Floats, Floats]:
+def sequential(
+    values: Floats, within: float, level: float = LEVEL, unmet: int = UNMET
+) -> tuple[int, Floats, Floats]:
     """Images until the rule in use stops, and the intervals there."""
     total = values.shape[1]
     for units in look_sizes(total, UNIT):
         n = min(units * UNIT, total)
-        low, high = widths(values[:, :n], level, UNMET)
+        low, high = widths(values[:, :n], level, unmet)
         if (high - low).max() / 2 <= within:
             break
     return n, *widths(values[:, :n], level)
@@ -222,6 +230,80 @@ def replay(asked: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
+def values(asked: argparse.Namespace) -> dict[str, Any]:
+    """Every rule, on 50,000 images drawn from the rows of a run."""
+    import pandas
+
+    rows = pandas.read_parquet(asked.rows)
+    for one in asked.where:
+        name, _, wanted = one.partition("=")
+        rows = rows[rows[name] == wanted]
+    known = rows.pivot(index=asked.method, columns="image", values=asked.column).dropna(axis=1)
+    stored = known.to_numpy()
+    methods, count = stored.shape
+    truth = stored.mean(1)
+    results: dict[str, Any] = {
+        "methods": [*known.index],
+        "images of the rows": count,
+        "std": stored.std(1, ddof=1).tolist(),
+        "masks": asked.masks,
+        "rate": asked.rate,
+    }
+    for words, level in (("each", LEVEL), ("all at once", LEVEL / methods)):
+        for rule, stop in RULES.items():
+            ends = []
+            for seed in range(asked.draws):
+                drawn = np.random.default_rng(seed).integers(0, count, IMAGES)
+                n, low, high = stop(stored[:, drawn], WITHIN, level)
+                ends.append((n, (low <= truth) & (truth <= high)))
+            n = float(np.mean([images for images, _ in ends]))
+            inside = np.stack([one for _, one in ends])
+            scoring = n * methods * asked.masks
+            # These checks look at no more images than that, since they were limited.
+            checked = min(n, CHECKED) if rule == "sequential" else n
+            whole = scoring + checked * methods * BESIDES + n * ONCE
+            results[f"{rule}, {words}"] = {
+                "images": n,
+                "calls": scoring,
+                "calls_with_checks": whole,
+                "seconds": asked.compile + scoring / asked.rate,
+                "seconds_with_checks": asked.compile + whole / asked.rate,
+                "share": float(inside.mean()),
+                "share_all": float(inside.all(1).mean()),
+            }
+            print(f"{rule}, {words}: {results[f'{rule}, {words}']}", flush=True)
+    return results
+
+
+def failing(random: np.random.Generator, shape: tuple[int, int]) -> Floats:
+    """One image in 100 fails."""
+    return np.where(random.random(shape) < 0.01, -1.0, random.normal(0.5, 0.1, shape))
+
+
+def simulate(asked: argparse.Namespace) -> dict[str, Any]:
+    """Images of every rule, and how often its interval holds the known mean."""
+    cases = {name: CASES[name] for name in ("MSI", "few decide")} | {"failing": (failing, 0.485)}
+    rules = RULES | {"sequential, nothing unmet": partial(sequential, unmet=0)}
+    results: dict[str, Any] = {}
+    for name, (draw, truth) in cases.items():
+        for within in (0.01, 0.02, 0.03):
+            random = np.random.default_rng(0)
+            found: dict[str, list[tuple[int, bool]]] = {rule: [] for rule in rules}
+            for _ in range(asked.trials):
+                values = draw(random, (1, IMAGES))
+                for rule, stop in rules.items():
+                    n, low, high = stop(values, within, LEVEL)
+                    found[rule].append((n, bool(low[0] <= truth <= high[0])))
+            rows = {
+                rule: {"images": float(np.mean([n for n, _ in ends])),
+                       "share": float(np.mean([inside for _, inside in ends]))}
+                for rule, ends in found.items()
+            }  # fmt: skip
+            results[f"{name}, {within}"] = rows
+            print(f"{name}, {within}: {rows}", flush=True)
+    return results
+
+
 def main() -> None:
     words = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -240,11 +322,24 @@ def main() -> None:
     again.add_argument("--draws", type=int, default=20)
     again.add_argument("--most", type=int, help=f"images, {IMAGES:,} by default")
     again.add_argument("--out", type=Path)
+    given = kinds.add_parser("values")
+    given.add_argument("rows", type=Path)
+    given.add_argument("--method", default="source", help="the column that names the method")
+    given.add_argument("--column", default="msi")
+    given.add_argument("--where", action="append", default=[], help="COLUMN=VALUE")
+    given.add_argument("--masks", type=int, required=True, help="per image and method")
+    given.add_argument("--rate", type=float, required=True, help="calls per second, measured")
+    given.add_argument("--compile", type=float, default=0.0, help="seconds, measured")
+    given.add_argument("--draws", type=int, default=40)
+    given.add_argument("--out", type=Path)
+    made_up = kinds.add_parser("simulate")
+    made_up.add_argument("--trials", type=int, default=1000)
+    made_up.add_argument("--out", type=Path)
     asked = words.parse_args()
     if asked.kind == "rows":
         make_rows(asked)
         return
-    found = replay(asked)
+    found = {"replay": replay, "values": values, "simulate": simulate}[asked.kind](asked)
     if asked.out:
         facts = provenance({"argv": sys.argv[1:]}, torch.device("cpu"), torch.float32)
         asked.out.write_text(json.dumps(facts | {"results": found}, indent=1) + "\n")

@@ -46,6 +46,12 @@ def test_masks_are_chosen_by_images_and_sources(images: int, sources: int, calls
     assert RunConfig(model="m", data="d").for_images(images, sources, **MASKS).calls == calls
 
 
+def test_a_run_that_stops_once_it_is_certain_asks_the_fewest_masks() -> None:
+    config = RunConfig(model="m", data="d", within=0.01)
+    assert config.for_images(9_999, 7, **MASKS).calls == 18
+    assert config.for_images(50, 7, **MASKS).calls == 28, "the budget of few images stays"
+
+
 def test_few_masks_are_all_asked_and_none_is_left_out_that_a_column_needs() -> None:
     config = RunConfig(model="m", data="d")
     assert config.for_images(10**6, 7, masks=18, least=14).calls == 14

@@ -148,7 +148,7 @@ class RunConfig:
         "auto",
         "Masks per image and source: a number (drawn by seed; means stay unbiased), or exact."
         f" auto: what {BUDGET:,} forward passes allow, at least {SAMPLED}; the fewest from"
-        f" {MANY:,} images on.",
+        f" {MANY:,} images on, and with --within.",
     )
     within: float | None = _scoring(
         None,
@@ -255,7 +255,9 @@ class RunConfig:
         """
         calls = self.calls
         if calls == "auto":
-            calls = calls_for(n, sources, masks=masks, least=least)
+            # A run that stops once it is certain gains more from images than from masks.
+            many = n >= MANY or self.within is not None
+            calls = calls_for(n, sources, masks=masks, least=least, many=many)
         donors = self.donors
         if donors is None:
             is_sampled = isinstance(calls, int) and n > FEW
@@ -263,15 +265,18 @@ class RunConfig:
         return replace(self, calls=calls, donors=donors)
 
 
-def calls_for(images: int, sources: int, *, masks: int, least: int) -> int | Literal["exact"]:
+def calls_for(
+    images: int, sources: int, *, masks: int, least: int, many: bool
+) -> int | Literal["exact"]:
     """Return the masks per image and source of a run, where they are not given.
 
-    They depend on numbers alone, not on the machine, so that a run can be resumed elsewhere.
+    With `many` images the fewest do. They depend on numbers alone, not on the machine, so that a
+    run can be resumed elsewhere.
 
-    >>> [calls_for(n, 7, masks=354, least=18) for n in (4, 8, 500, 50_000)]
+    >>> [calls_for(n, 7, masks=354, least=18, many=n >= 10_000) for n in (4, 8, 500, 50_000)]
     ['exact', 178, 26, 18]
     """
-    wanted = SAMPLED if images < MANY else least
+    wanted = least if many else SAMPLED
     wanted = max(wanted, least, BUDGET // (images * max(sources, 1)))
     return "exact" if wanted >= masks else wanted
 
