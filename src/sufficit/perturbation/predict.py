@@ -12,7 +12,7 @@ from sufficit.classifier.acceleration import is_compiled
 from sufficit.classifier.classifier import Classifier, check_range
 from sufficit.errors import UserError, warn_user
 from sufficit.perturbation import tokens
-from sufficit.perturbation.bands import EVERYTHING, Band, distinct_masks, ranks, runs
+from sufficit.perturbation.bands import EVERYTHING, Band, distinct_masks, ranks_and_runs
 from sufficit.perturbation.fills import ROAD, Masker, ViewMasker, fill_for, rows_of
 from sufficit.perturbation.predictions import (
     Predictions,
@@ -72,10 +72,9 @@ def predict(
                 rows = slice(start % n, start % n + count)  # copies nothing
             inputs, hidden = loop.normalized(rows)
             maps = heatmaps[start : start + count].to(inputs.device)
-            # Cut maps are float64: their order has more steps than float32 can tell apart. The
-            # edges of bands are float32, so that values are compared in it.
+            # Cut maps are float64: their order has more steps than float32 can tell apart.
             maps = maps if maps.dtype == torch.float64 else maps.float()
-            spans = runs(maps.float(), [*bands, *weigh])
+            places, spans = ranks_and_runs(maps, [*bands, *weigh])
             chosen = None if drawn is None else drawn[rows]
             asked = spans[:, : len(bands)]
             if chosen is not None:
@@ -85,7 +84,7 @@ def predict(
             goals, named, confidences, calls = loop.group(
                 inputs,
                 hidden,
-                ranks(maps),
+                places,
                 asked,
                 targets=wanted,
                 known=None if whole is None else whole.rows(rows),

@@ -148,7 +148,7 @@ class RunConfig:
         "auto",
         "Masks per image and source: a number (drawn by seed; means stay unbiased), or exact."
         f" auto: what {BUDGET:,} forward passes allow, at least {SAMPLED}; the fewest from"
-        f" {MANY:,} images on.",
+        f" {MANY:,} images on, and with --within.",
     )
     within: float | None = _scoring(
         None,
@@ -256,15 +256,30 @@ class RunConfig:
         """
         calls = self.calls
         if calls == "auto":
-            # The mean of many images is precise with the fewest masks.
-            wanted = SAMPLED if n < MANY else least
-            wanted = max(wanted, least, BUDGET // (n * max(sources, 1)))
-            calls = "exact" if wanted >= masks else wanted
+            # A run that stops once it is certain gains more from images than from masks.
+            many = n >= MANY or self.within is not None
+            calls = calls_for(n, sources, masks=masks, least=least, many=many)
         donors = self.donors
         if donors is None:
             is_sampled = isinstance(calls, int) and n > FEW
             donors = FEW_DONORS if is_sampled else DONORS
         return replace(self, calls=calls, donors=donors)
+
+
+def calls_for(
+    images: int, sources: int, *, masks: int, least: int, many: bool
+) -> int | Literal["exact"]:
+    """Return the masks per image and source of a run, where they are not given.
+
+    With `many` images the fewest do. They depend on numbers alone, not on the machine, so that a
+    run can be resumed elsewhere.
+
+    >>> [calls_for(n, 7, masks=354, least=18, many=n >= 10_000) for n in (4, 8, 500, 50_000)]
+    ['exact', 178, 26, 18]
+    """
+    wanted = least if many else SAMPLED
+    wanted = max(wanted, least, BUDGET // (images * max(sources, 1)))
+    return "exact" if wanted >= masks else wanted
 
 
 @dataclass(frozen=True)

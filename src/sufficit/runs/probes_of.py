@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sufficit.data.batch import Sample
 from sufficit.explainers.region_search import FILLS as SEARCHED_FILLS
 from sufficit.metrics.column import Column, Heading
 from sufficit.metrics.columns import ALPHA_GRID, METRICS
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 HELD_OUT_FILLS = ("blur", "mean", "noise")  # the first that nothing else uses
 ALPHA_CURVE = "msi_alpha"
+CHECKED = 5_000  # images with leakage and the held-out fill: these checks need no more
 # The most images that a check of a sample looks at: what each costs is in `CHECKS`.
 CURVE_IMAGES = 16
 CEILING_IMAGES = 64
@@ -54,14 +56,16 @@ def probes_of(job: "Job") -> list[Probe]:
     if job.scoring.redrawn:
         drawing = [one for one in job.sources if isinstance(one, Method)]
         found.append(redrawn_probe(job.scoring, models[0], drawing))
+    checked = job.sample(CHECKED) if len(job.entries) > CHECKED else None
     fill = held_out_fill(job)
     if "fill" in checks and scored and fill is not None:
-        found.append(held_out_probe(job.scoring, _asked(job, fill), fill, few=True))
+        asked = _asked(job, fill)
+        found.append(held_out_probe(job.scoring, asked, fill, few=True, images=checked))
     if "alpha-curve" in checks and scored and job.config.alpha_min != "search":
         found += _alpha_curve(job, models[0], after=found)
     # A donor is another image: one image has none.
     if "leak" in checks and len(job.entries) > 1:
-        found.append(_leak(job, models[0].asked))
+        found.append(_leak(job, models[0].asked, checked))
     if "regions" in checks:
         found.append(PartsProbe(models[0].asked, job.schedule.alpha_min))
     if "ceiling" in checks and scored:
@@ -135,7 +139,7 @@ def _alpha_curve(job: "Job", model: AskedModel, after: list[Probe]) -> list[Prob
     return [replace(curve, images=job.sample(most))]
 
 
-def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
+def _leak(job: "Job", asked: MaskedModel, images: Sample) -> LeakProbe:
     """Return the probe of leakage, with the images it holds."""
     labels = torch.from_numpy(job.entries.labels())
     pool = draw_pool(labels, POOL, job.config.seed)
@@ -145,6 +149,7 @@ def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
         donors=job.config.donors or DONORS,
         seed=job.config.seed,
         with_usual=any(source.name == USUAL for source in job.sources),
+        images=images,
         holds=frozenset(pool),
     )
 
