@@ -151,11 +151,7 @@ def evaluate(
     meter = _meter(models[0], images, goals, leak_donors, seed)
 
     scoring = Scoring(wanted, schedules[0], most, seed)
-    if scoring.redrawn:
-        raise UserError(
-            f"{', '.join(scoring.redrawn)} draws every heatmap again, and evaluate gets finished"
-            " ones: score the method with compare(..., columns=[...])"
-        )
+    _check_finished(scoring)
     # Probes at any alpha_min: their columns and calls are the same at the one that is found.
     probes, derived = _probes(scoring, models, held_out)
     check_column_names(probes, derived)
@@ -207,6 +203,15 @@ def _meter(
 
 
 # Its parameters are the fields of a Batch, and what predicts the targets.
+def _check_finished(scoring: Scoring) -> None:
+    """Raise for columns that no finished heatmap can have."""
+    if scoring.redrawn:
+        raise UserError(
+            f"{', '.join(scoring.redrawn)} draws every heatmap again, and evaluate gets finished"
+            " ones: score the method with compare(..., columns=[...])"
+        )
+
+
 def batch_of(
     classifier: Classifier,
     images: Tensor,

@@ -53,7 +53,8 @@ def test_a_look_has_five_percent_more_images_or_one_unit() -> None:
     steps = [after - before for before, after in pairwise(sizes)]
     assert min(steps) == 1
     assert all(
-        step <= max(1, math.ceil(0.05 * before) + 1) for step, before in zip(steps, sizes[:-1])
+        step <= max(1, math.ceil(0.05 * before) + 1)
+        for step, before in zip(steps, sizes[:-1], strict=True)
     )
 
 

@@ -317,9 +317,14 @@ class LeakMeter:
             own = self._log_shares(first, top_masks(heatmaps, size), owners, goals[owners])
             chance = self._log_shares(first, self._pool_top_masks[place], partners, goals[owners])
             found[:, place].index_add_(0, owners, own - chance)
-        unknown_shares = torch.full((m * n,), torch.nan, dtype=torch.float64, device="cpu")
+        unknown = torch.full((m * n,), torch.nan, dtype=torch.float64, device="cpu")
         return Leak(
-            *[unknown_shares] * 6,
+            donors=unknown,
+            donors_chance=unknown,
+            grey=unknown,
+            grey_chance=unknown,
+            noise=unknown,
+            noise_chance=unknown,
             calls=2 * len(LIFT_SIZES) * counts,
             alpha_min=self.alpha_min,
             lifts=found / counts[:, None],  # NaN without any donor

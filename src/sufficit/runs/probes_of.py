@@ -53,8 +53,9 @@ def probes_of(job: "Job") -> list[Probe]:
     scored = MSI in job.scoring.metrics
     models = models_of(job)
     found = column_probes(job.scoring, models)
+    # Only methods draw again, for other images or another output layer.
+    drawing = tuple(one for one in job.sources if isinstance(one, Method))
     if job.scoring.redrawn:
-        drawing = [one for one in job.sources if isinstance(one, Method)]
         found.append(redrawn_probe(job.scoring, models[0], drawing))
     checked = job.sample(CHECKED) if len(job.entries) > CHECKED else None
     fill = held_out_fill(job)
@@ -70,8 +71,6 @@ def probes_of(job: "Job") -> list[Probe]:
         found.append(PartsProbe(models[0].asked, job.schedule.alpha_min))
     if "ceiling" in checks and scored:
         found.append(_ceiling(job))
-    # Only methods draw again for another output layer: files and functions are what they are.
-    drawing = tuple(one for one in job.sources if isinstance(one, Method))
     if "head" in checks and drawing:
         images = job.sample(HEAD_IMAGES)
         found.append(HeadProbe(job.classifier, drawing, job.config.seed, images))

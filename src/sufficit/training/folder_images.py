@@ -118,8 +118,8 @@ def replace_missing(batches: Iterable[Any]) -> Iterator[Any]:
 class Remembering:
     """Decodes an entry's image once and keeps it as bytes, where that loses nothing and fits.
 
-    The image comes as bytes then, which `stacked` brings to 0..1. Of a few thousand photographs, which every epoch shows again, decoding takes longer than the
-    training.
+    The image comes as bytes then, which `stacked` brings to 0..1. Of a few thousand photographs,
+    which every epoch shows again, decoding takes longer than the training.
     """
 
     view: View | None
