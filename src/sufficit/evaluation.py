@@ -144,10 +144,8 @@ def evaluate(
     if twin is not None:
         check_twin(classifier, twin)
     held_out = _held_out(classifier, held_out_fill, used, batch_size, measured=MSI in wanted)
-    for model in models:
-        check_asked(model.asked, images)
-    if held_out is not None:
-        check_asked(held_out, images)
+    for asked in filter(None, [*(model.asked for model in models), held_out]):
+        check_asked(asked, images)
     meter = _meter(models[0], images, goals, leak_donors, seed)
 
     scoring = Scoring(wanted, schedules[0], most, seed)
