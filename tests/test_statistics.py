@@ -305,6 +305,39 @@ def test_what_is_significant_depends_on_the_number_of_pairs() -> None:
     assert three.not_different == ("y", "z")
 
 
+def test_pairs_of_methods_and_of_each_control_are_corrected_apart() -> None:
+    """By hand: p of six images of one sign is 2 / 64, that of five is 1 / 16."""
+    values = {
+        "x": [1.0] * 6,
+        "y": [1.0] * 5 + [0.0],
+        "blank": [0.0] * 6,
+        "noise": [0.0] * 6,
+    }
+    standing = compare_values(values, controls=["blank", "noise"])
+    corrected = {
+        frozenset((pair.first, pair.second)): (pair.p, pair.p_corrected) for pair in standing.pairs
+    }
+    six, five = 2 / 64, pytest.approx(pair_of(standing, "y", "blank").p)
+    assert corrected[frozenset("xy")] == (1, 1), "the one pair of methods is a family of one"
+    for control in ("blank", "noise"):
+        # Two methods against one control: the smaller p counts twice, however many controls.
+        assert corrected[frozenset(("x", control))] == (six, 2 * six)
+        assert corrected[frozenset(("y", control))] == (five, max(2 * six, five.expected))
+    assert frozenset(("blank", "noise")) not in corrected
+
+
+def test_a_false_lead_over_a_control_is_as_rare_with_several_methods() -> None:
+    """Of methods that are no better than the control one seems so in 5 % of runs at most."""
+    random = np.random.default_rng(4)
+    names = [f"m{k}" for k in range(6)]
+    found = []
+    for _ in range(200):
+        values = {name: random.normal(size=12) for name in (*names, "control")}
+        standing = compare_values(values, controls=["control"])
+        found.append(any(standing.beats(name, "control") for name in names))
+    assert np.mean(found) <= 0.05 + 2 * np.sqrt(0.05 * 0.95 / 200)
+
+
 def test_images_where_either_has_no_value_are_left_out_and_counted() -> None:
     standing = compare_values(
         {"x": [4.0, 3, 2, NAN], "y": [1.0, 2, NAN, 9], "z": [NAN, NAN, NAN, NAN]}

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import yardsticks
-from yardsticks import by_package, table, walked
+from yardsticks import by_package, listed, table, walk_table, walked
 
 SHAPES = '''"""Shapes."""
 
@@ -84,6 +84,7 @@ def test_what_can_be_read_is_counted(root: Path, monkeypatch: pytest.MonkeyPatch
         "inner functions with more than 6 parameters": 1,
         "packs of arguments, as in how: Any = {...} and f(**how)": 3,  # how, given, both
         "comment lines, in percent": round(100 / (lines + 2 + 6), 1),
+        "lines with a comment, in percent": round(200 / (lines + 2 + 6), 1),
         "lines of src": lines + 2 + 6,
         "lines of src by package": {".": 2, "cli": 6, "shapes": lines},
         "lines of tests": 2,
@@ -106,11 +107,25 @@ def test_functions_that_are_called_are_counted_once_in_any_thread(root: Path) ->
         thread.start()
         thread.join()
 
-    passed = walked(run, (root / "src/sufficit").resolve())
+    source = (root / "src/sufficit").resolve()
+    passed, of_inner = walked(run, source, within="inner")
     assert {one.co_name for one in passed} == {"draw", "inner"}
-    assert walked(run, root / "elsewhere") == set()
+    assert {one.co_name for one in of_inner} == {"inner"}, "draw is called before and not inside"
+    assert listed(passed, source) == {"shapes": {"shapes/shapes.py": ["draw", "inner"]}}
+    assert walked(run, root / "elsewhere") == (set(), set())
 
 
 def test_the_table_has_numbers_and_packages() -> None:
     lines = table({"lines": 12345, "share": 0.5, "by package": {".": 1, "cli": 2000}}).splitlines()
     assert lines[2:] == ["| lines | 12,345 |", "| share | 0.5 |", "| by package | . 1, cli 2,000 |"]
+
+
+def test_the_walk_lists_functions_by_package_and_file() -> None:
+    walk = {".": {"files.py": ["place"]}, "data": {"data/batch.py": ["Batch.rows", "ahead"]}}
+    assert walk_table(walk).splitlines() == [
+        ".: 1 functions in 1 files",
+        "  files.py (1): place",
+        "",
+        "data: 2 functions in 1 files",
+        "  data/batch.py (2): Batch.rows, ahead",
+    ]

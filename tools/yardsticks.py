@@ -1,8 +1,9 @@
 """Print how hard the package is to live in: what one image passes, packs, parameters, lines.
 
-python tools/yardsticks.py [ROOT] [--json]
+python tools/yardsticks.py [ROOT] [--json | --walk]
 
-ROOT is another checkout, to be compared with this one. No number is a limit.
+ROOT is another checkout, to be compared with this one. No number is a limit. --walk lists the
+functions that one image passes, by package and file.
 """
 
 import argparse
@@ -15,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import tokenize
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
@@ -26,6 +28,7 @@ from typing import Any
 HERE = Path(__file__).parents[1]
 PACKAGE = Path("src/sufficit")
 MOST_PARAMETERS = 6
+WALK = "walk"
 FLAG = re.compile(r"^\W*(--[a-z][\w-]*)", re.MULTILINE)
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -43,6 +46,7 @@ def yardsticks(root: Path) -> dict[str, Any]:
     texts = [path.read_text().splitlines() for path in trees]
     lines = sum(map(len, texts))
     comments = sum(line.lstrip().startswith("#") for text in texts for line in text)
+    commented = sum(map(lines_with_comment, trees))
     return {
         **measured(root),
         "dataclasses and NamedTuples": sum(map(records, trees.values())),
@@ -50,6 +54,7 @@ def yardsticks(root: Path) -> dict[str, Any]:
         f"inner functions with more than {MOST_PARAMETERS} parameters": len(long) - sum(long),
         "packs of arguments, as in how: Any = {...} and f(**how)": sum(map(packs, trees.values())),
         "comment lines, in percent": round(100 * comments / lines, 1) if lines else 0.0,
+        "lines with a comment, in percent": round(100 * commented / lines, 1) if lines else 0.0,
         "lines of src": lines,
         "lines of src by package": by_package(root / PACKAGE),
         "lines of tests": sum(map(length, modules(root / "tests"))),
@@ -67,6 +72,12 @@ def modules(folder: Path) -> list[Path]:
 def length(path: Path) -> int:
     """The lines of a file."""
     return len(path.read_text().splitlines())
+
+
+def lines_with_comment(path: Path) -> int:
+    """The lines of a file that are a comment or end with one."""
+    with path.open("rb") as file:
+        return sum(token.type == tokenize.COMMENT for token in tokenize.tokenize(file.readline))
 
 
 def by_package(folder: Path) -> dict[str, int]:
@@ -195,6 +206,13 @@ def _name(node: ast.expr) -> str:
 
 def measured(root: Path) -> dict[str, Any]:
     """What one image passes, and the options of compare, from a process of that checkout."""
+    found = told_inside(root)
+    del found[WALK]  # --walk prints it
+    return found
+
+
+def told_inside(root: Path) -> dict[str, Any]:
+    """What a process of a checkout measures of itself."""
     paths = {"PYTHONPATH": str(root / "src"), "COLUMNS": "200", "CUDA_VISIBLE_DEVICES": ""}
     with tempfile.TemporaryDirectory() as place:
         words = [sys.executable, str(Path(__file__).resolve()), str(root), "--inside", place]
@@ -211,7 +229,7 @@ def inside(root: Path, place: Path) -> None:
     from sufficit.runs.config import RunConfig
 
     source = (root / PACKAGE).resolve()
-    passed = walked(lambda: one_image(place), source)
+    passed, of_unit = walked(lambda: one_image(place), source, within="score_unit")
     shown, every = flags("--help"), flags("--help-all")
     every = max(shown, every, key=len)
     names = {f"--{one.name.replace('_', '-')}" for one in fields(RunConfig)}
@@ -219,6 +237,9 @@ def inside(root: Path, place: Path) -> None:
         "functions that one image passes": len(passed),
         "files that one image passes": len({code.co_filename for code in passed}),
         "functions that one image passes by package": counted(passed, source),
+        "functions while it is read, explained and scored": len(of_unit),
+        "files while it is read, explained and scored": len({one.co_filename for one in of_unit}),
+        WALK: listed(passed, source),
         "options of compare in its help": len(shown),
         "options of compare with a flag": len(every),
         "options of compare in a RUN.toml alone": len(names - every),
@@ -226,13 +247,25 @@ def inside(root: Path, place: Path) -> None:
     (place / "found.json").write_text(json.dumps(found))
 
 
-def walked(run: Callable[[], object], source: Path) -> set[CodeType]:
-    """The functions below a folder that are called while `run` runs, in any thread."""
+def walked(
+    run: Callable[[], object], source: Path, within: str = ""
+) -> tuple[set[CodeType], set[CodeType]]:
+    """The functions below a folder that are called while `run` runs, in any thread.
+
+    Of these, the second set has those that are called while a function named `within` runs.
+    """
     found: set[CodeType] = set()
+    inside_of: set[CodeType] = set()
+    depth = 0
 
     def note(frame: FrameType, event: str, _: object) -> None:
+        nonlocal depth
+        if frame.f_code.co_name == within:
+            depth += {"call": 1, "return": -1}.get(event, 0)
         if event == "call":
             found.add(frame.f_code)
+            if depth:
+                inside_of.add(frame.f_code)
 
     threading.setprofile(note)
     sys.setprofile(note)
@@ -241,20 +274,43 @@ def walked(run: Callable[[], object], source: Path) -> set[CodeType]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)
-    start = f"{source}{os.sep}"
-    return {
-        code
-        for code in found
-        if Path(code.co_filename).resolve().as_posix().startswith(start)
-        and not code.co_name.startswith("<")  # modules, lambdas, comprehensions
-        and code.co_flags & CO_OPTIMIZED  # bodies of classes are not
-    }
+    own = {code for code in found if is_function_of(code, source)}
+    return own, own & inside_of
+
+
+def is_function_of(code: CodeType, source: Path) -> bool:
+    """Whether a code object is a function of a file below a folder."""
+    path = Path(code.co_filename).resolve().as_posix()
+    is_function = code.co_flags & CO_OPTIMIZED  # bodies of classes are not
+    is_named = not code.co_name.startswith("<")  # modules, lambdas, comprehensions
+    return path.startswith(f"{source}{os.sep}") and bool(is_function) and is_named
 
 
 def counted(passed: Iterable[CodeType], source: Path) -> dict[str, int]:
     """How many functions of each package were called."""
     found = Counter(package_of(Path(code.co_filename).resolve(), source) for code in passed)
     return dict(sorted(found.items()))
+
+
+def listed(passed: Iterable[CodeType], source: Path) -> dict[str, dict[str, list[str]]]:
+    """The functions that were called, in the order of their files: package -> file -> names."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for code in sorted(passed, key=lambda one: (one.co_filename, one.co_firstlineno)):
+        path = Path(code.co_filename).resolve()
+        files = found.setdefault(package_of(path, source), {})
+        files.setdefault(str(path.relative_to(source)), []).append(code.co_qualname)
+    return found
+
+
+def walk_table(walk: dict[str, dict[str, list[str]]]) -> str:
+    """The functions that one image passes, as text: a heading per package, a line per file."""
+    lines = []
+    for package, files in walk.items():
+        count = sum(map(len, files.values()))
+        lines += ["", f"{package}: {count} functions in {len(files)} files"]
+        for path, names in files.items():
+            lines.append(f"  {path} ({len(names)}): {', '.join(names)}")
+    return "\n".join(lines).strip()
 
 
 def one_image(place: Path) -> None:
@@ -320,10 +376,13 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("root", nargs="?", type=Path, default=HERE)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--walk", action="store_true", help="list what one image passes")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.inside:
         inside(given.root, given.inside)
+    elif given.walk:
+        print(walk_table(told_inside(given.root)[WALK]))
     else:
         found = yardsticks(given.root)
         print(json.dumps(found, indent=1) if given.json else table(found))

@@ -59,9 +59,9 @@ def line(cells: list[str]) -> str:
 
 
 def worth(rows: pandas.DataFrame) -> list[str]:
-    """Every map in every way: MSI by fill, the difference, share, leak, pointing, passes."""
+    """Every map in every way: MSI by fill, the difference, share, lift, pointing, passes."""
     heads = ["map", "treated", "share", *FILLS, "Grad-CAM's difference, black", "mean of the five"]
-    heads += ["leak - chance", "pointing", "passes", "a part suffices"]
+    heads += ["lift", "pointing", "passes", "a part suffices"]
     found = [line(heads), "|" + "---|" * 2 + "---:|" * (len(heads) - 2)]
     for way in WAYS:
         of_way = rows[rows["way"] == way]
@@ -77,7 +77,9 @@ def worth(rows: pandas.DataFrame) -> list[str]:
                 paired(own, base, column) if compared else "-"
                 for column in ("msi_black", "msi_all")
             ]
-            cells += [mean_of(own["leak"] - own["leak_chance"]), number(own["pointing"].mean())]
+            has_lift = own["leak_lift"].notna().any()
+            cells += [mean_of(own["leak_lift"]) if has_lift else "-"]
+            cells += [number(own["pointing"].mean())]
             enough = own["enough"].mean() if "enough" in own else np.nan
             cells += [f"{own['passes'].mean():.1f}", "-" if np.isnan(enough) else f"{enough:.1%}"]
             found.append(line(cells))

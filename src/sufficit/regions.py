@@ -1,8 +1,7 @@
 """`explain` with a fit: regions that are enough for the model, each with its certificate."""
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
@@ -16,21 +15,22 @@ from sufficit.explainers import Method, explain_all
 from sufficit.explainers.registry import word_of
 from sufficit.progress import counting_bar
 from sufficit.sources import Cut, Fitted, Given, source_of
+from sufficit.sources.asked import Asked, Coming, in_step
 from sufficit.sources.certificate import (
     Around,
     Certificate,
     Said,
     Size,
     certificate_row,
-    certificates,
+    certificates_of,
+    certifying,
 )
 from sufficit.sources.fitted import FILLS as ASKED
-from sufficit.turns import can_take_turns, in_turns
 
 if TYPE_CHECKING:
     import pandas
 
-LEAST_IN_TURNS = 32  # images; halves of fewer would leave a GPU idle
+LEAST_IN_HALVES = 32  # images; halves of fewer would leave a GPU idle
 
 __all__ = ["Around", "Certificate", "Regions", "Said", "Size", "explain"]
 
@@ -160,33 +160,31 @@ def explain(
     # What is usual, for an honest forecast; at most there are three times as many.
     with counting_bar("fitting", source.usual_passes * len(images), progress):
         batch = batch_of(classifier, images.to(classifier.device), goals)
-        parts = _fitted(classifier, source, batch)
+        halves = _halves(batch, source, classifier.device)
+        parts = in_step([_proving(classifier, source, half) for half in halves])
     heatmaps = torch.cat([part.heatmaps for part in parts])
     return Regions(heatmaps, [proof for part in parts for proof in part.certificates])
 
 
-def _fitted(classifier: Classifier, source: Fitted, batch: Batch) -> list[Regions]:
-    """Return the regions of a batch, in one part or two.
+def _halves(batch: Batch, source: Fitted, device: torch.device) -> list[Batch]:
+    """Return a batch in two halves where a GPU can answer one while Python judges the other.
 
-    Round by round a fit waits for the GPU. So it fits one half while the GPU answers the other. A
-    method of the user's has the model for itself, and sees all images at once.
+    A method of the user's gets all images at once, as it does without a fit.
     """
-    fit = partial(_fit, classifier, source)
     is_ours = getattr(source.source, "is_trusted", False)
-    if not is_ours or len(batch) < LEAST_IN_TURNS or not can_take_turns(classifier.device):
-        return [fit(batch)]
+    if device.type != "cuda" or not is_ours or len(batch) < LEAST_IN_HALVES:
+        return [batch]
     middle = len(batch) // 2
-    halves = [batch.rows(range(middle)), batch.rows(range(middle, len(batch)))]
-    with classifier.in_eval_mode():  # for both halves: the mode belongs to the model
-        return [*in_turns(fit, halves, classifier.device, first_alone=False)]
+    return [batch.rows(range(middle)), batch.rows(range(middle, len(batch)))]
 
 
-def _fit(classifier: Classifier, source: Fitted, batch: Batch) -> Regions:
-    """Return the regions of a batch."""
-    maps = source.maps(classifier, batch)
-    proofs = certificates(
-        classifier, batch, maps, enough=source.enough, batch_size=source.batch_size
-    )
+def _proving(
+    classifier: Classifier, source: Fitted, batch: Batch
+) -> Generator[Coming, Asked, Regions]:
+    """Fit the maps of a batch and ask for their certificates."""
+    maps = yield from source.fitting(classifier, batch)
+    full = yield from certifying(classifier, batch, maps, batch_size=source.batch_size)
+    proofs = certificates_of(classifier, batch.targets, full, enough=source.enough)
     return Regions(maps.at(batch.size).float(), proofs)
 
 

@@ -266,7 +266,7 @@ def lost_leads(first: Standing, other: Standing) -> dict[str, list[str]]:
 
     By method, those it no longer leads; first those that are significantly better there. A lead of
     A over B is a significant difference. It survives if A is significantly better there too. Both
-    tests are Holm-corrected for all pairs of their condition.
+    tests are Holm-corrected for all pairs of methods of their condition.
     """
     lost = {}
     for method in first.ranking:

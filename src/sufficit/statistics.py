@@ -168,7 +168,7 @@ class Pair:
     low: float  # 95 % interval of the difference
     high: float
     p: float  # the larger of the sign-flip test's and that of the interval
-    p_corrected: float  # by Holm, for the number of pairs
+    p_corrected: float  # by Holm, for the number of pairs of its family: see `standing_of`
     n: int
     n_nan: int
     exact: bool  # whether the sign-flip test tried all patterns, or random ones
@@ -306,7 +306,11 @@ def standing_of(
     *,
     higher_is_better: bool = True,
 ) -> Standing:
-    """Rank methods by the sums of one column `with_pairs`; test them and the controls."""
+    """Rank methods by the sums of one column `with_pairs`; test them and the controls.
+
+    P-values are corrected within families. The pairs of methods are one: which method is best? The
+    pairs of each control with every method are another: which methods beat this control?
+    """
     chance = chance or Chance(sums.seed)
     sign = -1 if higher_is_better else 1
     names = [*methods, *controls]
@@ -317,8 +321,13 @@ def standing_of(
     ranking = tuple(name for name in order if name in methods)
     last = tuple(name for name in order if name not in methods)
     couples = [*combinations(ranking, 2)]
-    couples += [pair for pair in combinations(order, 2) if len({*pair} & {*last}) == 1]
-    pairs = _pairs_of(sums, couples, chance)
+    families = [""] * len(couples)
+    for pair in combinations(order, 2):
+        controls_in = [name for name in pair if name in last]
+        if len(controls_in) == 1:  # two controls are not tested against each other
+            couples.append(pair)
+            families += controls_in
+    pairs = _pairs_of(sums, couples, families, chance)
     return Standing(
         column=column,
         higher_is_better=higher_is_better,
@@ -370,8 +379,10 @@ def check_values(values: Mapping[str, Floats]) -> None:
     check_equal("number of images", {method: len(scores) for method, scores in values.items()})
 
 
-def _pairs_of(sums: Sums, couples: Sequence[tuple[str, str]], chance: Chance) -> tuple[Pair, ...]:
-    """Return the tests of some pairs."""
+def _pairs_of(
+    sums: Sums, couples: Sequence[tuple[str, str]], families: Sequence[str], chance: Chance
+) -> tuple[Pair, ...]:
+    """Return the tests of some pairs, each of a family."""
     if not couples:
         return ()
     # Sums hold each difference one way round; the other way it has the other sign.
@@ -382,7 +393,10 @@ def _pairs_of(sums: Sums, couples: Sequence[tuple[str, str]], chance: Chance) ->
     low, high = moment.interval(chance.level)
     flips = sign_flips(differences, draws=chance.draws, seed=chance.seed)
     p_values = np.fmax([p for p, _ in flips], moment.p_values())
-    corrected = holm(p_values)
+    corrected = np.empty_like(p_values)
+    for family in {*families}:
+        own = [k for k, name in enumerate(families) if name == family]
+        corrected[own] = holm(p_values[own])
     n = counts.sum(axis=0)
     return tuple(
         Pair(

@@ -43,6 +43,22 @@ def wait_for_results() -> None:
             torch.cuda.current_stream().synchronize()
 
 
+def mark() -> "torch.cuda.Event | None":
+    """Mark what is queued on the GPU so far; None without a GPU, where nothing is queued."""
+    if not torch.cuda.is_available() or not torch.cuda.is_initialized():
+        return None
+    event = torch.cuda.Event()
+    event.record()
+    return event
+
+
+def wait_for(event: "torch.cuda.Event | None") -> None:
+    """Wait until the GPU has computed what was queued at a mark; others have the turn meanwhile."""
+    if event is not None:
+        with others_turn():
+            event.synchronize()
+
+
 def can_take_turns(device: torch.device) -> bool:
     """Whether threads can share a device, as no setting holds for this thread alone."""
     settings = torch.is_autocast_enabled(device.type) or torch.is_inference_mode_enabled()
@@ -50,15 +66,11 @@ def can_take_turns(device: torch.device) -> bool:
 
 
 def in_turns(
-    compute: Callable[[Asked], Found],
-    asked: Iterable[Asked],
-    device: torch.device,
-    *,
-    first_alone: bool = True,
+    compute: Callable[[Asked], Found], asked: Iterable[Asked], device: torch.device
 ) -> Iterator[Found]:
     """What `compute` returns for each item, in order, with a few in work at a time.
 
-    The first one is computed alone where it compiles, or makes what all others share.
+    The first one is computed alone: it compiles, and makes what all others share.
     """
     torch.cuda.synchronize(device)  # what was queued so far is read by other streams
     turn = Lock()
@@ -84,7 +96,7 @@ def in_turns(
 
     waiting: deque[Future[Found]] = deque()
     before: Event | None = None
-    is_alone = first_alone
+    is_first = True
     with ThreadPoolExecutor(IN_TURN) as pool:
         try:
             for one in asked:
@@ -92,9 +104,9 @@ def in_turns(
                 # A copy, because whoever counts progress is known by the context.
                 waiting.append(pool.submit(copy_context().run, work, one, before, begun))
                 before = begun
-                if is_alone or len(waiting) == IN_TURN:
+                if is_first or len(waiting) == IN_TURN:
                     yield waiting.popleft().result()
-                is_alone = False
+                is_first = False
             while waiting:
                 yield waiting.popleft().result()
         finally:

@@ -27,6 +27,13 @@ CHANGED: dict[str, tuple[str, ...]] = {
 "leak" is both the column and the fact; the key "" holds for all cases.
 """
 
+SLOW = (
+    *("within-some", "within-calls"),  # runs of hundreds of images
+    # The parts of these are cases of their own, which are fast.
+    *("four-fills", "twin-and-fills", "calls-twin-and-fills", "columns-and-fills"),
+    *("search-and-fills", "road-and-black", "black-and-drop"),
+)
+
 
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -39,7 +46,9 @@ def recorded() -> dict[str, frozen.Result]:
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", frozen.COMMANDS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n in SLOW)) for n in frozen.COMMANDS]
+)
 def test_a_command_gives_the_recorded_rows(
     name: str, inputs: Path, recorded: dict[str, frozen.Result], tmp_path: Path, sufficit, undrawn
 ) -> None:

@@ -1,7 +1,6 @@
 """The images to show: chosen while their scores come in, the same as of all at once."""
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,31 +54,15 @@ def test_images_are_chosen_by_the_definition(methods: int, n: int, most: int, se
     st.lists(st.integers(1, 40), min_size=1, max_size=12),
     st.integers(0, 99),
 )
-def test_workers_keep_all_images_that_are_chosen_in_the_end(
+def test_units_in_any_order_give_the_same_images(
     methods: int, most: int, sizes: list[int], seed: int
 ) -> None:
-    """Units in any order, divided among two workers, each with lists of its own."""
     n = sum(sizes)
-    msi, random = made_up(methods, n, seed), np.random.default_rng(seed)
+    msi = made_up(methods, n, seed)
     units = np.split(np.arange(n), np.cumsum(sizes)[:-1])
-    workers, kept, whole = (Choice(most), Choice(most)), set[int](), Choice(most)
+    random = np.random.default_rng(seed)
+    choice = Choice(most)
     for k in random.permutation(len(units)):
-        unit = units[k]
-        may_be_shown = workers[random.integers(2)].add(unit, by_name(msi[:, unit]))
-        kept |= may_be_shown & {*unit.tolist()}
-        whole.add(unit, by_name(msi[:, unit]))
-    expected = chosen_plainly(msi, most, seed)
+        choice.add(units[k], by_name(msi[:, units[k]]))
     drawn = np.random.default_rng(seed).permutation(n).tolist()
-    assert whole.chosen(drawn) == expected
-    assert {row for row, why in expected.items() if why != "drawn by seed"} <= kept
-
-
-def test_of_many_images_few_are_kept() -> None:
-    random, choice, kept = np.random.default_rng(0), Choice(), 0
-    for start in range(0, 100_000, 50):
-        rows = range(start, start + 50)
-        found = choice.add(rows, {m: random.normal(size=50) for m in "ab"})
-        kept += len(found & {*rows})
-    # Of k first places, image n takes one with the chance k / n: k (1 + ln(N / k)) in all.
-    expected = sum(k * (1 + np.log(100_000 / k)) for k in (6, 12, 18))
-    assert kept == pytest.approx(expected, rel=0.2)
+    assert choice.chosen(drawn) == chosen_plainly(msi, most, seed)

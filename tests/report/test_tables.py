@@ -60,7 +60,7 @@ def test_the_table_marks_the_best_and_those_that_do_not_differ_significantly(
     assert legend(with_values(content, values)) == [
         "* highest MSI; = not significantly different from it.",
         "Paired tests (n = 40): sign flips (10,000 draws) and the interval, level 0.05, Holm"
-        " correction for 3 pairs.",
+        " correction for the 3 pairs of methods.",
         "Interval: Student's t, corrected for skewness.",
     ]
 

@@ -14,7 +14,7 @@ from sufficit.metrics.artefacts import fragments
 COLUMNS = ("--columns", "msi,fragments", "--value-step", "0.25", "--device", "cpu")
 
 
-def test_runs_count_fragments(sufficit, tmp_path: Path) -> None:
+def test_runs_count_fragments(sufficit, undrawn, tmp_path: Path) -> None:
     photos, out = write_digits(tmp_path / "photos", 8), tmp_path / "out"
     model = ("--model", "sufficit:digits", "--data", photos)
     run = sufficit(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from small_runs import assert_same_rows, config_for, interrupted, run_small, write_photos
+from small_runs import config_for, run_small, write_photos
 from sufficit import UserError, evaluate, explain
 from sufficit.data.images import read_image
 from sufficit.explainers.region_search import FILLS, region_search
@@ -63,14 +63,6 @@ def test_a_sample_is_searched_where_there_are_many_images(
     estimate = results.summaries["gradcam"]["ceiling"]
     assert (estimate.n, estimate.n_nan) == (3, 0), "nothing is missing"
     assert "msi_ceiling" in results.report(tmp_path / "report.html").read_text()
-
-
-def test_an_interrupted_run_has_the_same_ceiling(photos: Path, tmp_path: Path) -> None:
-    config = config_for(photos, checks="ceiling")
-    run_small(config, tmp_path / "whole", unit=3)
-    interrupted(lambda: run_small(config, tmp_path / "part", unit=3))
-    run_small(config, tmp_path / "part", unit=3)
-    assert_same_rows(tmp_path / "whole", tmp_path / "part", ("gradcam", "layercam"))
 
 
 def test_without_the_check_nothing_is_searched(photos: Path, tmp_path: Path) -> None:

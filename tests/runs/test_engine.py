@@ -31,12 +31,10 @@ from sufficit.data.heatmap_files import HeatmapFile, write_heatmaps
 from sufficit.data.images import ImageFile, list_images, read_image
 from sufficit.provenance import save_json
 from sufficit.runs import probes_of
-from sufficit.runs.drawing import holding
-from sufficit.runs.engine import run, score_unit
+from sufficit.runs.engine import run
 from sufficit.runs.job import make_job
 from sufficit.runs.results import OWN_BEST, RunResults
-from sufficit.runs.spread import in_this_process
-from sufficit.runs.store import HELD, MAPS, Store
+from sufficit.runs.store import HELD, MAPS
 from sufficit.runs.table import write_results
 from sufficit.sources import kinds, noise, sources_of
 
@@ -228,7 +226,7 @@ def test_msi_over_alpha_min_is_that_of_a_search_on_the_sample(
     for method in ("gradcam", "layercam", "random"):
         expected = evaluate(
             model_of(photos), images, drawn[method][sample], labels, alpha_min="search",
-            value_step=config.value_step, fill=config.fill, columns=["msi"], score=score,
+            value_step=config.value_step, fill=config.fills[0], columns=["msi"], score=score,
         )  # fmt: skip
         assert expected.search is not None
         assert saved["alphas"] == list(expected.search.alphas)
@@ -264,32 +262,6 @@ def test_only_the_columns_that_are_asked_for_are_computed(photos: Path, tmp_path
 
 
 # Units
-
-
-@pytest.mark.parametrize("unit", [1, 2, 64])
-@pytest.mark.parametrize("alpha_min", [0.5, "search"])
-def test_the_size_of_the_units_changes_no_row(
-    photos: Path, tmp_path: Path, unit: int, alpha_min: Any
-) -> None:
-    config = config_for(photos, alpha_min=alpha_min)
-    whole = run_small(config, tmp_path / "whole", unit=4)
-    other = run_small(config, tmp_path / "other", unit=unit)
-    assert other.alpha_min == whole.alpha_min
-    assert other.record.shown == whole.record.shown
-    for method in whole.methods:
-        pandas.testing.assert_frame_equal(other.rows[method], whole.rows[method], atol=1e-6, rtol=0)
-
-
-def test_the_order_of_the_units_changes_no_row(photos: Path, tmp_path: Path) -> None:
-    config = config_for(photos)
-    run_small(config, tmp_path / "whole", unit=3)
-    made = make_job(config, unit=3)
-    store = Store(tmp_path / "out").start(made.key(), made.entries)
-    ready = holding(made, store, in_this_process, False)
-    for unit in reversed([ready.units[number] for number in range(4)]):
-        store.write(score_unit(ready, unit))
-    run_small(config, tmp_path / "out", unit=3)
-    assert_same_rows(tmp_path / "whole", tmp_path / "out", ("gradcam", "layercam", "random"))
 
 
 def test_a_compiled_copy_scores_alike_and_explains_nothing(
@@ -533,33 +505,23 @@ def test_each_image_is_explained_once_by_each_source(
 
 
 @POOLS
-@pytest.mark.parametrize(("kind", "after"), [("held", 0), ("unit", 0), ("unit", 2)])
 def test_a_resumed_run_explains_only_what_is_missing(
-    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int, kind: str, after: int
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: int
 ) -> None:
     monkeypatch.setattr(probes_of, "POOL", pool)
-    config, out = every_source(photos), tmp_path / "out"
+    config = every_source(photos)
     whole = run_small(config, tmp_path / "whole", unit=3)
-    interrupted(lambda: run_small(config, out, unit=3), after, kind)
     (leaking,) = (probe for probe in make_job(config, unit=3).probes if probe.key == "leak")
-    donors = set() if kind == HELD else {whole.names[number] for number in leaking.holds}
-    missing = [name for name in whole.names[3 * after :] if name not in donors]
-    counts = Counts(photos, monkeypatch)
-    run_small(config, out, unit=3)
-    counts.check(missing)
-    assert_same_rows(tmp_path / "whole", out, ALL)
-
-
-@pytest.mark.parametrize("after", [0, 2])
-def test_a_search_that_was_interrupted_resumes_to_the_same(
-    photos: Path, tmp_path: Path, after: int
-) -> None:
-    config, out = config_for(photos, alpha_min="search"), tmp_path / "out"
-    whole = run_small(config, tmp_path / "whole", unit=3)
-    interrupted(lambda: run_small(config, out, unit=3), after, searching=True)
-    again = run_small(config, out, unit=3)
-    assert again.record.search == whole.record.search
-    assert_same_rows(tmp_path / "whole", out, whole.methods)
+    for kind, after in (("held", 0), ("unit", 0), ("unit", 2)):
+        out = tmp_path / f"{kind}-{after}"
+        with monkeypatch.context() as patch:
+            interrupted(lambda out=out: run_small(config, out, unit=3), after, kind)
+            donors = set() if kind == HELD else {whole.names[number] for number in leaking.holds}
+            missing = [name for name in whole.names[3 * after :] if name not in donors]
+            counts = Counts(photos, patch)
+            run_small(config, out, unit=3)
+            counts.check(missing)
+        assert_same_rows(tmp_path / "whole", out, ALL)
 
 
 # What methods of the user's do to a run

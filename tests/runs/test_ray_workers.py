@@ -36,7 +36,7 @@ from sufficit import Classifier, UserError, Workers, compare
 from sufficit.classifier.source_code import run_user_code
 from sufficit.data.images import list_images
 from sufficit.runs import ray_cluster, ray_spread, ray_worker
-from sufficit.runs.engine import run, score_unit, scoring
+from sufficit.runs.engine import run, score_unit
 from sufficit.runs.job import Job
 from sufficit.runs.store import Store
 from sufficit.runs.workers import spreading
@@ -132,7 +132,9 @@ def test_a_result_that_waits_for_the_driver_is_not_late(machines: Any, tmp_path:
     job = small_job(tmp_path, images=8)
     with Store.locked(None) as owned, spreading(limited, job) as (placed, spread):
         store = owned.start(placed.key(), placed.entries)
-        for computed in spread(placed, store, scoring(placed), [*placed.units]):
+        for computed in spread(
+            placed, store, functools.partial(score_unit, placed), [*placed.units]
+        ):
             found.append(computed.unit)
             time.sleep(5)  # meanwhile the other worker is done
     assert sorted(found) == [0, 1, 2, 3]

@@ -99,6 +99,7 @@ def test_credentials_on_the_command_line_are_written_nowhere(
     assert {*Path(local).rglob("*")} == before
 
 
+@pytest.mark.slow
 def test_explain_and_evaluate_read_object_storage(
     inputs: tuple[str, str], bucket: str, object_server: ObjectServer, sufficit, tmp_path: Path
 ) -> None:
@@ -139,6 +140,7 @@ def first_image(folder: str) -> str:
     return min(digits.rglob("*.png")).relative_to(digits).as_posix()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_an_object_that_is_gone_is_skipped_and_a_lost_server_is_not(
     inputs: tuple[str, str], object_server: ObjectServer, sufficit, tmp_path: Path

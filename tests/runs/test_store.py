@@ -23,7 +23,6 @@ from sufficit.data.images import ImageSource, list_images
 from sufficit.data.manifest import Manifest
 from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
-from sufficit.runs.search import PLACE
 from sufficit.runs.store import FORMAT, HELD, MAPS, UNIT, UNITS, Store
 from sufficit.runs.unit_rows import SKIPPED, Rows
 from sufficit.sources import Maps
@@ -34,26 +33,6 @@ METHODS = ("gradcam", "layercam", "random", "center")
 def same_files(one: Path, other: Path) -> bool:
     names = ("summary.json", "pairs.csv", "RUN.toml", "shown.safetensors")
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in names)
-
-
-@pytest.mark.parametrize(
-    ("kind", "after", "alpha_min"),
-    [(HELD, 0, 0.5), (UNIT, 0, 0.5), (UNIT, 2, 0.5), (HELD, 1, 0.5), (UNIT, 1, "search")],
-)
-def test_an_interrupted_run_resumes_and_ends_with_the_same_files(
-    photos: Path, tmp_path: Path, kind: str, after: int, alpha_min: Any
-) -> None:
-    config = config_for(photos, alpha_min=alpha_min)
-    run_small(config, tmp_path / "whole")
-    searching = alpha_min == "search"
-    interrupted(lambda: run_small(config, tmp_path / "out"), after, kind, searching=searching)
-    assert not (tmp_path / "out" / "run.json").exists()
-    begun = tmp_path / "out" / (PLACE if searching else "")
-    assert len(Store(begun).done(kind)) == after
-    run_small(config, tmp_path / "out")
-    assert_same_rows(tmp_path / "whole", tmp_path / "out", METHODS)
-    assert same_files(tmp_path / "whole", tmp_path / "out")
-    assert not (tmp_path / "out" / "units").exists()
 
 
 def test_a_run_whose_end_failed_only_merges(

@@ -1,6 +1,7 @@
 """The end of a run: units become rows, curves, means, tests and images to show."""
 
 import json
+import math
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,7 @@ from sufficit.runs import groups, table
 from sufficit.runs.config import write_toml
 from sufficit.runs.results import RunResults
 from sufficit.runs.rows import StoredRows
-from sufficit.runs.search import Search
+from sufficit.runs.search import best_alpha
 from sufficit.runs.store import Store
 from sufficit.sources import sources_of
 from sufficit.statistics import Chance, compare_values, estimates_of
@@ -99,13 +100,13 @@ def test_stored_curves_give_the_columns_again(
 
 
 def test_controls_have_no_part_in_the_search() -> None:
-    means = {"a": (0.5, 0.4, 0.0), "b": (0.0, 0.4, 0.5), "random": (0.0, 0.0, 9.0)}
-    found = Search((0.2, 0.4, 0.6), means, {}, ["a", "b"], 2)
-    assert found.best == 0.4
-    assert [found.own_best(name) for name in means] == [0.2, 0.6, 0.6]
-    assert replace(found, ranked=["a", "b", "random"]).best == 0.6
-    tied = replace(found, means={"a": (0.1, 0.3, 0.3)}, ranked=["a"])
-    assert tied.best == 0.4, "the smaller of two"
+    alphas = (0.2, 0.4, 0.6)
+    a, b, control = (0.5, 0.4, 0.0), (0.0, 0.4, 0.5), (0.0, 0.0, 9.0)
+    assert best_alpha(alphas, [a, b]) == 0.4
+    assert [best_alpha(alphas, [one]) for one in (a, b, control)] == [0.2, 0.6, 0.6]
+    assert best_alpha(alphas, [a, b, control]) == 0.6
+    assert best_alpha(alphas, [(0.1, 0.3, 0.3)]) == 0.4, "the smaller of two"
+    assert best_alpha(alphas, [(math.nan, 0.1, 0.0)]) == 0.4, "an unknown mean is no best one"
 
 
 def test_references_are_scored_and_not_ranked(photos: Path, tmp_path: Path) -> None:

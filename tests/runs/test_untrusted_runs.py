@@ -131,8 +131,7 @@ def test_images_shown_that_do_not_fit_together_are_refused(
 ) -> None:
     shutil.copytree(finished, tmp_path / "run")
     assert RunResults.read(tmp_path / "run").shown is not None
-    kept = read_tensors(tmp_path / "run" / SHOWN)
-    tensors, facts = {**kept.tensors}, {**kept.facts}
+    tensors, facts = read_tensors(tmp_path / "run" / SHOWN)
     change(tensors, facts)
     save_tensors(tmp_path / "run" / SHOWN, tensors, facts)
     with pytest.raises(UserError, match=rf"is not complete \(.*{words}"):

@@ -170,6 +170,12 @@ class ViewPredictions:
     named: Tensor  # [T] the predicted class, NO_CLASS where the model returned NaN
     confidences: Tensor  # [T] softmax of the view's target; NaN without targets
 
+    def queued_for_cpu(self) -> "ViewPredictions":
+        """Copies on the CPU that hold the answers once the device has come so far."""
+        return ViewPredictions(
+            self.named.to("cpu", non_blocking=True), self.confidences.to("cpu", non_blocking=True)
+        )
+
     def cpu(self) -> "ViewPredictions":
         """Return the same on the CPU, once the model's device has computed them."""
         wait_for_results()

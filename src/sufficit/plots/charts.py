@@ -39,7 +39,7 @@ class Panel:
 
 
 def curves_figure(of: Scores, title: str = "") -> "Figure":
-    """Every mean curve of one method, and MSI over alpha_min where it was searched for."""
+    """Draw every mean curve of one method, and MSI over alpha_min where it was searched for."""
     scores = MethodScores.of(of)
     groups: list[tuple[str, ...]] = [(name,) for name in CURVES if name in scores.curves]
     groups += [("show", "hide")] if "hide" in scores.curves else []
@@ -74,21 +74,23 @@ def methods_figure(
     names: Sequence[str] | None = None,
     look: Look = USUAL,
 ) -> "Figure":
-    """Mean curves, one line per method; quiet ones are grey and dashed.
+    """Draw mean curves, one line per method; quiet ones are grey and dashed.
 
     `names` chooses curves; without it all are drawn, and MSI over alpha_min if it was searched.
     """
     first = next(iter(scores.values()))
     wanted = [c for c in (*CURVES, "show", "hide") if c in first.curves] if names is None else names
     panels = [curve_panel(name, scores) for name in wanted]
-    if names is None and (panel := alpha_panel(scores)):
-        panels.append(panel)
+    if names is None:
+        searched = alpha_panel(scores)
+        if searched is not None:
+            panels.append(searched)
     words = f"Mean over {first.n} images" if names is None else ""
     return lines_figure(panels, quiet, look, words)
 
 
 def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None = None) -> Panel:
-    """One mean curve by its name, one line per method."""
+    """Return the panel of one mean curve, one line per method."""
     lines = {}
     for method, found in scores.items():
         if name not in found.curves:
@@ -101,7 +103,7 @@ def curve_panel(name: str, scores: Mapping[str, MethodScores], title: str | None
 
 
 def parts_panel(scores: MethodScores) -> Panel:
-    """The mean score of what is kept, hidden and left by one method, over the threshold."""
+    """Return the panel of one method: mean score of what is kept, hidden and left over alpha."""
     curves = scores.curves
     kept = "insertion_pixel" if "insertion_pixel" in curves else "show"
     wanted = {"kept": kept, "complement": "deletion_pixel", "hidden": "hide"}
@@ -113,7 +115,7 @@ def parts_panel(scores: MethodScores) -> Panel:
 def alpha_panel(
     scores: Mapping[str, MethodScores], alpha_curve: Mapping[str, Any] | None = None
 ) -> Panel | None:
-    """Mean MSI over alpha_min, one line per method, and where the methods are compared.
+    """Return the panel of mean MSI over alpha_min, and where the methods are compared.
 
     Of all images where it was searched, else of the sample in `alpha_curve` (as run.json has it);
     None where there is neither.
@@ -139,7 +141,7 @@ def alpha_figure(
     quiet: Sequence[str] = (),
     look: Look = style.PAPER,
 ) -> "Figure":
-    """Mean MSI over alpha_min, one line per method."""
+    """Draw mean MSI over alpha_min, one line per method."""
     panel = alpha_panel(scores, alpha_curve)
     if panel is None:
         raise UserError(
@@ -170,7 +172,7 @@ def lines_figure(
 
 
 def _legend(figure: "Figure", axis: "Axes", look: Look) -> None:
-    """The methods' names below all panels, as many per row as fit."""
+    """Write the methods' names below all panels, as many per row as fit."""
     lines, names = axis.get_legend_handles_labels()
     if not look.legend or not names:
         return
@@ -235,9 +237,10 @@ def sizes_figure(
 
 
 def _equal_msi(axis: "Axes", look: Look) -> None:
-    """Lines along which base score minus mask penalty is the same, labelled at their ends."""
+    """Draw lines of equal MSI, which is base score minus mask penalty, labelled at their ends."""
     left, right = axis.get_xlim()
     low, high = axis.get_ylim()
+    # Lines start at the axis, also where all points are far from it.
     left = min(left, 0)
     for tenth in range(-20, 11, 2):
         msi = tenth / 10
@@ -263,7 +266,7 @@ def _equal_msi(axis: "Axes", look: Look) -> None:
 
 
 def _zero_line(axis: "Axes", everything: tuple[float, float], look: Look) -> None:
-    """The line along which MSI is that of marking the whole image: below it a map is worse."""
+    """Draw the line of the MSI of marking the whole image: below it a map is worse."""
     (left, right), (low, high) = axis.get_xlim(), axis.get_ylim()
     size, base = everything
     axis.axline(everything, slope=1, color=INK, linestyle=(0, (3, 2)), linewidth=0.9, zorder=1)
@@ -272,24 +275,31 @@ def _zero_line(axis: "Axes", everything: tuple[float, float], look: Look) -> Non
     start = max(left, low - (base - size))
     middle = (start + min(right, size)) / 2
     axis.annotate(
-        "zero line", (middle, middle + base - size), (-3, 4), textcoords="offset points",
-        ha="right", fontsize=look.font - 3, color=INK,
-    )  # fmt: skip
+        "zero line",
+        (middle, middle + base - size),
+        (-3, 4),
+        textcoords="offset points",
+        ha="right",
+        fontsize=look.font - 3,
+        color=INK,
+    )
 
 
 def _name_points(
     axis: "Axes", points: Mapping[str, tuple[float, float]], colours: Mapping[str, str], look: Look
 ) -> None:
-    """Every name next to its point, on the free side, and lower where it would cover another."""
+    """Write each name beside its point, on the free side, lower where it would cover another."""
     left, right = axis.get_xlim()
     low, high = axis.get_ylim()
     figure = axis.get_figure(root=True)
     assert figure is not None
     width, height = (float(inches) * 72 * 0.77 for inches in figure.get_size_inches())  # the axes'
+    # Points of the page, from the lower left corner of the axes.
     at = {
         name: ((x - left) / (right - left) * width, (y - low) / (high - low) * height)
         for name, (x, y) in points.items()
     }
+    # Places that names must not cover: first of all the points.
     taken = [(x - 5, x + 5, y - look.font / 3) for x, y in at.values()]
     for name, (x, y) in sorted(at.items(), key=lambda item: -item[1][1]):
         length = 0.55 * look.font * len(name)
@@ -315,7 +325,7 @@ def _name_points(
 
 
 def _styles(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """The colour and line style of each method."""
+    """Return the colour and line style of each method."""
     loud = [method for method in methods if method not in quiet]
     styles: dict[str, dict[str, Any]] = {
         method: {"color": LINES[k % len(LINES)], "linestyle": STROKES[k // len(LINES) % 3]}
@@ -330,11 +340,12 @@ def _styles(methods: Sequence[str], quiet: Sequence[str]) -> dict[str, dict[str,
 
 
 def _across(curve: str) -> str:
+    """Return the label of the axis along a curve."""
     return "share of pixels" if curve.endswith("percent") else ALPHA
 
 
 def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
-    """The scores on n held-out images, the leakage and the loss of each epoch; `best` is dotted."""
+    """Draw scores on n held-out images, leakage and loss over epochs; `best` is dotted."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = axes_for(3)
@@ -344,7 +355,8 @@ def training_figure(history: "pandas.DataFrame", best: int, n: int) -> "Figure":
     others = {"leak": HIDE, "leak_chance": QUIET}
     if "insertion" in history:  # the history of an order
         scores = {"insertion": SHOW, "msi": INK}
-        second, others = ("The size with the highest MSI", "share of the image"), {"size": HIDE}
+        second = ("The size with the highest MSI", "share of the image")
+        others = {"size": HIDE}
     panels: tuple[tuple[str, str, dict[str, str]], ...] = (
         (f"On {n} held-out images", "score", scores),
         (*second, others),

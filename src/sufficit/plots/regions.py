@@ -49,13 +49,13 @@ def region_picture(
 
 
 def region_on(image: Tensor, heatmap: Tensor) -> Tensor:
-    """A region's outline on its image, enlarged: [C,H,W], [h,w] -> [H,W,3] in 0..1."""
+    """Return a region's outline on its image, enlarged: [C,H,W], [h,w] -> [H,W,3] in 0..1."""
     photo = _enlarged(image)
     return outlined(photo, mask_at(heatmap, (photo.shape[1], photo.shape[2]))).permute(1, 2, 0)
 
 
 def mask_at(heatmap: Tensor, size: tuple[int, int]) -> Tensor:
-    """The region of a heatmap at another size, with the same edge: [h,w] -> bool [H,W].
+    """Return the region of a heatmap at another size, with the same edge: [h,w] -> bool [H,W].
 
     Not by enlarging the mask, whose edge would be stairs: the order of the pixels is enlarged, in
     which the edge runs between the last pixel inside and the first one outside.
@@ -68,23 +68,25 @@ def mask_at(heatmap: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def outlined(photo: Tensor, inside: Tensor) -> Tensor:
-    """A photograph with the outline of a region, darker outside: [3,H,W], bool [H,W]."""
+    """Return a photograph with the outline of a region, darker outside: [3,H,W], bool [H,W]."""
     light = torch.where(inside, 1.0, DIMMED)
     width = max(2, round(min(photo.shape[1:]) * LINE))
-    core, halo = _edge(inside, width), _edge(inside, 2 * width)
+    core = _edge(inside, width)
+    # A dark line around the white one: visible on any background.
+    halo = _edge(inside, 2 * width)
     drawn = photo * light
     drawn = torch.lerp(drawn, torch.zeros_like(drawn), 0.55 * halo)
     return torch.lerp(drawn, torch.ones_like(drawn), core)
 
 
 def alone(photo: Tensor, inside: Tensor) -> Tensor:
-    """A region alone, on grey: [3,H,W], bool [H,W]."""
+    """Return a region alone, on grey: [3,H,W], bool [H,W]."""
     soft = _blurred(inside.float())
     return torch.lerp(torch.full_like(photo, GREY), photo, soft)
 
 
 def _edge(inside: Tensor, width: int) -> Tensor:
-    """How much of each pixel a line along the edge of a mask covers: bool [H,W] -> [H,W]."""
+    """Return how much of each pixel a line along the edge of a mask covers: bool [H,W] -> [H,W]."""
     reach = width // 2 + 1
     values = inside.float()[None, None]
     # The border of the picture is no edge.
@@ -95,13 +97,13 @@ def _edge(inside: Tensor, width: int) -> Tensor:
 
 
 def _pooled(values: Tensor, reach: int) -> Tensor:
-    """The highest value within a square around each pixel, one side after the other."""
+    """Return the highest value within a square around each pixel, one side after the other."""
     across = F.max_pool2d(values, (1, 2 * reach + 1), stride=1)
     return F.max_pool2d(across, (2 * reach + 1, 1), stride=1)
 
 
 def _blurred(values: Tensor) -> Tensor:
-    """Values with soft steps, so that edges are no stairs: [H,W] -> [H,W]."""
+    """Return values with soft steps, so that edges are no stairs: [H,W] -> [H,W]."""
     weights = torch.tensor([1.0, 2.0, 1.0]) / 4
     wide = F.pad(values[None, None], (1, 1, 1, 1), mode="replicate")
     across = F.conv2d(wide, weights.view(1, 1, 1, 3))
@@ -120,7 +122,7 @@ def _enlarged(photo: Tensor) -> Tensor:
 
 
 def _with_caption(drawn: "Image.Image", title: str, lines: Sequence[str]) -> "Image.Image":
-    """A picture with words below it."""
+    """Return a picture with words below it."""
     from PIL import Image, ImageDraw
 
     size = max(15, round(drawn.width / 52))
@@ -140,7 +142,7 @@ def _with_caption(drawn: "Image.Image", title: str, lines: Sequence[str]) -> "Im
 
 
 def _fitting(words: str, font: "ImageFont.FreeTypeFont", width: int) -> str:
-    """The words, or as many letters of them as fit."""
+    """Return the words, or as many letters of them as fit."""
     if font.getlength(words) <= width:
         return words
     while words and font.getlength(f"{words}…") > width:
@@ -150,7 +152,7 @@ def _fitting(words: str, font: "ImageFont.FreeTypeFont", width: int) -> str:
 
 @cache
 def _font(size: int, *, bold: bool = False) -> "ImageFont.FreeTypeFont":
-    """The font of all figures, which comes with matplotlib."""
+    """Return the font of all figures, which comes with matplotlib."""
     from matplotlib import get_data_path
     from PIL import ImageFont
 
@@ -195,10 +197,12 @@ def gallery(
     sheet = Image.new("RGB", (whole, bottom + round(1.3 * len(lines) * size)), "white")
     pen = ImageDraw.Draw(sheet)
     pen.text((gap, round(0.6 * size)), title, INK, _font(round(1.1 * size), bold=True))
-    usual, small = _font(size), _font(round(0.75 * size))
+    usual = _font(size)
+    small = _font(round(0.75 * size))
     for number, (picture, caption) in enumerate(zip(pictures, captions, strict=True)):
         row, column = divmod(number, columns)
-        left, upper = gap + column * (width + gap), top + row * cell
+        left = gap + column * (width + gap)
+        upper = top + row * cell
         sheet.paste(picture, (left, upper))
         below = (left, upper + height + round(0.4 * size))
         pen.text(below, _fitting(caption, usual, width), INK, usual)

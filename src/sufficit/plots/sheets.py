@@ -39,12 +39,13 @@ def overlay(image: Tensor, heatmap: Tensor, title: str = "") -> "Figure":
 
 
 def blend(image: Tensor, heatmap: Tensor) -> Tensor:
-    """A heatmap over its image: [C,H,W], [H,W] -> [H,W,3] in 0..1."""
+    """Return a heatmap over its image: [C,H,W], [H,W] -> [H,W,3] in 0..1."""
     from matplotlib import colormaps
 
     grey = image.detach().cpu().float().mean(0, keepdim=True).expand(3, -1, -1).permute(1, 2, 0)
     values = heatmap.detach().cpu().float()
     coloured = torch.from_numpy(np.asarray(colormaps["inferno"](values.numpy())[..., :3])).float()
+    # Where the map is 0 the image shows; a full colour would hide what it marks.
     weight = 0.7 * values[..., None]
     return (grey * (1 - weight) + coloured * weight).clamp(0, 1)
 
@@ -71,7 +72,8 @@ def masked_images(
     kept: bool,
     rest: bool,
 ) -> dict[str, Mapping[str, Tensor]]:
-    """The images through each mask and through its complement, as the model sees them:
+    """Return the images through each mask and its complement, as the model sees them.
+
     [n,C,H,W], each [n,H,W] -> {title: {method: [n,C,H,W]}}.
     """
     masks = {method: maps > alpha for method, maps in heatmaps.items()}
@@ -93,7 +95,7 @@ def sheet_figure(
     regions: Collection[str] = (),
     look: Look = USUAL,
 ) -> "Figure":
-    """One row per image, one column per method, captions under the heatmaps: [N,C,H,W], [N,H,W].
+    """Draw one row per image, one column per method: [N,C,H,W], [N,H,W].
 
     `regions` are the methods of which an outline is drawn, at 0.5. `under` has further images under
     each heatmap: {title: {method: [N,C,H,W]}}.
@@ -144,6 +146,7 @@ def sheet_figure(
 
 
 def _show(axis: "Axes", image: Tensor) -> None:
+    """Draw an image into a cell of the sheet."""
     shown = image.detach().cpu().float()
     colours = shown if len(shown) == 3 else shown.mean(0, keepdim=True)
     axis.imshow(colours.permute(1, 2, 0).numpy(), cmap="gray", vmin=0, vmax=1)  # grey if not RGB

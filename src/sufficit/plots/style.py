@@ -63,7 +63,8 @@ def figure_class() -> "type[Figure]":
 
 
 def axes_for(panels: int, look: Look = USUAL) -> tuple["Figure", list["Axes"]]:
-    """A figure and its panels, up to three in a row or as many as fit the width."""
+    """Return an empty figure and its panels, up to three in a row or as many as fit the width."""
+    # A panel of a paper is readable from about 1.65 inches.
     fits = 3 if look.width is None else max(1, min(4, round(look.width / 1.65)))
     columns = min(fits, max(1, panels))
     rows = max(1, -(-panels // columns))
@@ -99,7 +100,7 @@ def check_file(path: Path) -> None:
 
 
 def width_from(text: str) -> float:
-    """Inches from column, page or a number.
+    """Return inches from column, page or a number.
 
     >>> width_from("column"), width_from("4.5")
     (3.3, 4.5)
@@ -130,6 +131,7 @@ def save(figure: "Figure", path: Path, *, dpi: float = 150, tight: bool = True) 
 
 
 def _bytes(figure: "Figure", kind: str, letters: str, **options: Any) -> bytes:
+    """Return a figure as the content of a file, with names of users as they are."""
     from matplotlib import rc_context
     from matplotlib.text import Text
 
@@ -145,28 +147,34 @@ def _bytes(figure: "Figure", kind: str, letters: str, **options: Any) -> bytes:
 
 
 def svg(figure: "Figure", name: str, label: str) -> str:
-    """A figure as an SVG element of a web page: its colours are the page's variables, its letters
-    the page's font, every line and point has its name as a tooltip; `name` keeps its ids unique.
+    """Return a figure as an SVG element of a web page; `name` keeps its ids unique.
+
+    Its colours are the page's variables, its letters the page's font, and every line and point has
+    its name as a tooltip.
     """
     for line in (line for axis in figure.axes for line in axis.lines):
-        if not (known := str(line.get_label())).startswith("_"):
+        known = str(line.get_label())
+        if not known.startswith("_"):  # matplotlib's own names of lines without a label
             line.set_gid(f"named:{known}".encode("utf-8", "replace").decode())
     text = _bytes(figure, "svg", "none", transparent=True).decode()
     size = re.search(r'viewBox="[^"]*"', text)
     assert size is not None
-    text = text[text.index(">", size.end()) + 1 :]
+    text = text[text.index(">", size.end()) + 1 :]  # without <svg ...>, which is written below
     text = re.sub(r"<(metadata|style)\b.*?</\1>", "", text, flags=re.S)
     text = re.sub(r'<g id="named:([^"]*)">', r'<g class="named"><title>\1</title>', text)
+    # Matplotlib numbers everything: ids that nothing refers to only make the page larger.
     used = set(re.findall(r'(?:url\(|href=")#([^)"]+)', text))
 
     def page_colour(found: re.Match[str]) -> str:
         return f"var(--{_PAGE_COLOURS[found[0]]})" if found[0] in _PAGE_COLOURS else found[0]
 
     def for_the_page(tag: re.Match[str]) -> str:
-        """A tag without what the page sets, with few decimals; names between tags are untouched."""
+        """Return a tag without what the page sets itself, and with few decimals."""
         one = re.sub(r' id="([^"]*)"', lambda m: m[0] if m[1] in used else "", tag[0])
+        # The name of the figure in front of every id: a page has several.
         one = re.sub(r'((?:url\(|href=")#| id=")', rf"\1{name}-", one).replace("xlink:", "")
         one = re.sub(r"#[0-9a-f]{6}", page_colour, one)
+        # The page has one font; a rotation by nothing is what matplotlib writes for every label.
         one = re.sub(r" font-family: [^;\"]*;| transform=\"rotate\(-0 [^\"]*\"", "", one)
         return re.sub(r"\d+\.\d{3,}", lambda m: f"{float(m[0]):.2f}".rstrip("0").rstrip("."), one)
 

@@ -29,7 +29,8 @@ CONTROLS = {
     "center+fit": "a fitted blob that ignores the image",
 }
 FIT_CONTROL = "center+fit"
-DRAWN, FITTED = "As drawn", "Fitted"
+DRAWN = "As drawn"
+FITTED = "Fitted"
 MOST_WARNINGS = 3
 WORTHLESS = 0.5  # share of whole images that the model must get right
 EQUAL = 0.1  # methods are equally good if their MSI differs by less, with 95 % confidence
@@ -64,7 +65,7 @@ def verdict(content: Content) -> Verdict:
 
 
 def _unreadable(content: Content) -> tuple[str, str, str] | None:
-    """The three lines where the scores mean nothing."""
+    """Return the three lines where the scores mean nothing."""
     right = content.first.clean
     labels = content.facts.targets == "label"
     if RANDOM_WEIGHTS in content.remarks:
@@ -118,7 +119,9 @@ def _outcome(standing: Standing) -> Outcome:
     ]
     if not beating:
         return Outcome(standing, (), (), lacking)
+    # The best mean of those that beat every control, which need not be the best of all.
     first = beating[0]
+    # Those it is not significantly better than.
     level = [m for m in standing.ranking if m != first and not standing.beats(first, m)]
     # "Not different" is not transitive: of those level with the first, some may beat others.
     tied = [m for m in level if m in beating and not any(standing.beats(o, m) for o in level)]
@@ -127,7 +130,8 @@ def _outcome(standing: Standing) -> Outcome:
 
 
 def _of_groups(content: Content, outcomes: Sequence[Outcome]) -> tuple[str, str, str]:
-    """The three lines of one group or two; a group with a winner makes the answer."""
+    """Return the three lines of one group or two; a group with a winner makes the answer."""
+    # A group without a winner adds to how sure the answer is, not to the answer.
     decided = [one for one in outcomes if one.winners] or [*outcomes]
     others = [one for one in outcomes if one not in decided]
     named = len(outcomes) > 1
@@ -147,7 +151,7 @@ def _of_group(
     *,
     named: bool,
 ) -> str:
-    """A sentence about a group, with the group's name if there are two."""
+    """Return a sentence about a group, with the group's name if there are two."""
     words = sentence(content, outcome)
     if not named:
         return words
@@ -158,7 +162,7 @@ def _of_group(
 
 
 def badges(content: Content) -> dict[str, str]:
-    """What the report calls methods of each group: best, tie, top, or not different from the top.
+    """Return the badge of methods in the report: best, tie, top, or not different from the top.
 
     Only a method that beats all others and every control is best.
     """
@@ -176,7 +180,9 @@ def badges(content: Content) -> dict[str, str]:
 
 
 def _answer(content: Content, outcome: Outcome) -> str:
-    standing, top = outcome.standing, outcome.top
+    """Return who is best, in a sentence."""
+    standing = outcome.standing
+    top = outcome.top
     count = len(standing.ranking)
     if outcome.lacking:
         highest = f"the highest MSI of {count} methods" if count > 1 else "MSI"
@@ -199,7 +205,7 @@ def _answer(content: Content, outcome: Outcome) -> str:
 
 
 def _best(content: Content, outcome: Outcome) -> str:
-    """The methods that beat every control, where nothing speaks against them."""
+    """Return the methods that beat every control, where nothing speaks against them."""
     top = outcome.top
     count = len(outcome.standing.ranking)
     if outcome.unsure:
@@ -215,12 +221,12 @@ def _best(content: Content, outcome: Outcome) -> str:
 
 
 def _leaking(content: Content, outcome: Outcome) -> list[str]:
-    """The winners whose masks leak."""
+    """Return the winners whose masks leak."""
     return [one for one in outcome.winners if leaks(content.summaries[one])]
 
 
 def _no_winner(outcome: Outcome) -> str:
-    """The control that no method beats."""
+    """Return the control that no method beats."""
     standing = outcome.standing
     control = _unbeaten(outcome)
     words = f"{CONTROLS.get(control, control)} ({control}, MSI {standing.means[control]:.2f})"
@@ -232,8 +238,9 @@ def _no_winner(outcome: Outcome) -> str:
 
 
 def _unbeaten(outcome: Outcome) -> str:
-    """The control that the best method does not beat: one with a higher mean comes first."""
-    standing, top = outcome.standing, outcome.top
+    """Return the control that the best method does not beat: one with a higher mean comes first."""
+    standing = outcome.standing
+    top = outcome.top
     unbeaten = [one for one in standing.controls if not standing.beats(top, one)]
     higher = [one for one in unbeaten if standing.means[one] >= standing.means[top]]
     known = [one for one in CONTROLS if one in (higher or unbeaten)]
@@ -241,7 +248,9 @@ def _unbeaten(outcome: Outcome) -> str:
 
 
 def _tie(content: Content, outcome: Outcome) -> str:
-    standing, winners = outcome.standing, outcome.winners
+    """Return the methods that share the first place."""
+    standing = outcome.standing
+    winners = outcome.winners
     means = joined([f"{standing.means[one]:.2f}" for one in winners])
     alike = f"do not differ significantly on {_images(standing.n)}"
     if _are_equal(outcome):
@@ -253,14 +262,14 @@ def _tie(content: Content, outcome: Outcome) -> str:
 
 
 def _are_equal(outcome: Outcome) -> bool:
-    """Whether the winners are so close that their difference does not matter."""
+    """Return whether the winners are so close that their difference does not matter."""
     first, *others = outcome.winners
     pairs = [outcome.standing.pair(first, one) for one in others]
     return all(p is not None and max(abs(p.low), abs(p.high)) < EQUAL for p in pairs)
 
 
 def _turned(content: Content, outcome: Outcome) -> tuple[RankedCondition, Standing] | None:
-    """The condition in which another method of the group is significantly better, if any."""
+    """Return the condition in which another method of the group is significantly better, if any."""
     for other in content.conditions[1:]:
         for here in content.groups_of(other.standing):
             same = {*here.ranking} == {*outcome.standing.ranking}
@@ -273,7 +282,9 @@ def _turned(content: Content, outcome: Outcome) -> tuple[RankedCondition, Standi
 
 
 def _sure(content: Content, outcome: Outcome) -> str:
-    standing, top = outcome.standing, outcome.top
+    """Return how sure the answer is."""
+    standing = outcome.standing
+    top = outcome.top
     images = _images(standing.n)
     if outcome.lacking:
         return f"On {images}. Whether it beats {CONTROLS[ZERO_LINE]} was not tested."
@@ -289,8 +300,9 @@ def _sure(content: Content, outcome: Outcome) -> str:
 
 
 def _lead(content: Content, outcome: Outcome) -> str:
-    """How far the one winner is ahead of the next, and under which other conditions."""
-    standing, top = outcome.standing, outcome.top
+    """Return how far the one winner is ahead of the next, and under which other conditions."""
+    standing = outcome.standing
+    top = outcome.top
     held = [one.words for one in content.conditions[1:] if _leads(content, outcome, one)]
     where = f"on {_images(standing.n)}{f', also {joined(held)}' if held else ''}."
     if not outcome.rivals and FIT_CONTROL in standing.controls:
@@ -302,15 +314,16 @@ def _lead(content: Content, outcome: Outcome) -> str:
 
 
 def _leads(content: Content, outcome: Outcome, condition: RankedCondition) -> bool:
-    """Whether the winner is significantly ahead of all others under another condition too."""
+    """Return whether the winner is significantly ahead of all others there too."""
     standing = condition.standing
     others = (*outcome.rivals, *outcome.standing.controls)
     return all(standing.beats(outcome.top, one) for one in others)
 
 
 def _beyond_the_fit(outcome: Outcome) -> str:
-    """What the map brings beyond the fit, which knows something by itself."""
-    standing, top = outcome.standing, outcome.top
+    """Return what the map brings beyond the fit, which knows something by itself."""
+    standing = outcome.standing
+    top = outcome.top
     if FIT_CONTROL not in standing.controls:
         return ""
     found = standing.pair(top, FIT_CONTROL)
@@ -323,7 +336,9 @@ def _beyond_the_fit(outcome: Outcome) -> str:
 
 
 def _how_far_below(content: Content, outcome: Outcome) -> str:
-    standing, top = outcome.standing, outcome.top
+    """Return how the best method stands to the control that it does not beat."""
+    standing = outcome.standing
+    top = outcome.top
     control = _unbeaten(outcome)
     apart = "not significantly different from"
     if standing.beats(control, top):
@@ -336,7 +351,7 @@ def _how_far_below(content: Content, outcome: Outcome) -> str:
 
 
 def _change(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
-    """What to do, and what the order depends on."""
+    """Return what to do, and what the order depends on."""
     found = []
     if any(outcome.lacking for outcome in outcomes):
         found.append("Add --checks controls: a map must beat marking the whole image.")
@@ -349,7 +364,7 @@ def _change(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _remedies(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
-    """What to do where no method beats the controls."""
+    """Return what to do where no method beats the controls."""
     best = outcomes[0].standing.best
     ways = []
     if not content.fitted:
@@ -371,8 +386,9 @@ def _remedies(content: Content, outcomes: Sequence[Outcome]) -> list[str]:
 
 
 def _open_questions(content: Content, outcome: Outcome) -> list[str]:
-    """What would settle what the tests leave open."""
-    standing, top = outcome.standing, outcome.top
+    """Return what would settle what the tests leave open."""
+    standing = outcome.standing
+    top = outcome.top
     leaking = _leaking(content, outcome)
     if leaking:
         return _leak_words(content, outcome, leaking)
@@ -392,7 +408,7 @@ def _open_questions(content: Content, outcome: Outcome) -> list[str]:
 
 
 def _leak_words(content: Content, outcome: Outcome, leaking: Sequence[str]) -> list[str]:
-    """How far masks leak, and which method does not."""
+    """Return how far masks leak, and which method does not."""
     standing = outcome.standing
     words = leak_words(content.summaries[leaking[0]])
     found = [f"The masks of {leaking[0]} reveal their class {words}."]
@@ -404,20 +420,22 @@ def _leak_words(content: Content, outcome: Outcome, leaking: Sequence[str]) -> l
 
 
 def _images_needed(pair: Pair | None) -> int | None:
-    """How many images show the difference of a pair in four of five cases; None for too many."""
+    """Return how many images show a pair's difference in four of five cases; None for too many."""
     if pair is None or math.isnan(pair.low) or pair.difference == 0:
         return None
+    # From the interval: 1.96 standard errors to each side.
     deviation = (pair.high - pair.low) / (2 * 1.96) * math.sqrt(pair.n)
     needed = POWER * (deviation / pair.difference) ** 2
     if needed > MOST_TIMES * pair.n:
         return None
     needed = max(needed, 2 * pair.n)
+    # Rounded up to one digit and a half: it is an estimate.
     step = 10 ** (len(str(int(needed))) - 1) // 2 or 1
     return math.ceil(needed / step) * step
 
 
 def _alpha_words(content: Content) -> list[str]:
-    """Whether the order of methods hangs on the scale of their values."""
+    """Return whether the order of methods hangs on the scale of their values."""
     found = alpha_order(content)
     if found is None:
         return []
@@ -439,7 +457,7 @@ def _alpha_words(content: Content) -> list[str]:
 
 
 def _value(content: Content, method: str) -> str:
-    """The mean of the ranked column with its interval."""
+    """Return the mean of the ranked column with its interval."""
     found = content.summaries[method][content.standing.column]
     if math.isnan(found.low):
         return f"{found.mean:.2f}"
@@ -447,7 +465,7 @@ def _value(content: Content, method: str) -> str:
 
 
 def _difference(pair: Pair | None, ahead: str) -> str:
-    """How far a method is ahead in a pair, with the interval."""
+    """Return how far a method is ahead in a pair, with the interval."""
     if pair is None:
         return "an unknown amount"
     sign = 1 if pair.first == ahead else -1

@@ -44,7 +44,7 @@ class Facts:
 
     @staticmethod
     def of(run: Mapping[str, Any], **known: Any) -> "Facts":
-        """Facts from what `provenance` returns and run.json holds, and the other fields by name."""
+        """Return facts of a run.json (or of `provenance`), with the other fields by name."""
         device = run["device"]
         return Facts(
             device=f"{device['type']}, {device['name']}, {device['dtype']}",
@@ -102,13 +102,14 @@ class Content:
         return tuple(name for name in self.standing.ranking if name in self.fit_fills)
 
     def groups_of(self, standing: Standing) -> list[Standing]:
-        """The standing of the methods as they are drawn, and of those that are fitted.
+        """Return the standing of the methods as they are drawn, and of those that are fitted.
 
         A fit asks the model before it is scored, so that the two answer different questions. A
         control that is fitted is one for fitted methods only.
         """
         drawn = [name for name in standing.ranking if name not in self.fit_fills]
         fitted = [name for name in standing.ranking if name in self.fit_fills]
+        # The fitted blob is no control of methods as they are drawn: it has asked the model.
         plain = [name for name in standing.controls if name not in self.fit_fills]
         found = []
         if drawn:
@@ -145,7 +146,7 @@ class Content:
         return sorted(means, key=place)
 
     def mean(self, method: str) -> float:
-        """The mean of a method in the ranked column."""
+        """Return the mean of a method in the ranked column."""
         return self.summaries[method][self.standing.column].mean
 
     @property
@@ -159,11 +160,11 @@ class Content:
         return self.first.n
 
     def heading(self, column: str) -> Heading:
-        """What a column, or a curve, is called."""
+        """Return the heading of a column or a curve."""
         return self.headings.get(column) or heading_of(column)
 
     def class_name(self, number: int) -> str:
-        """The name of a class, or its number."""
+        """Return the name of a class, or its number."""
         known = self.classes or ()
         return known[number] if number < len(known) else f"class {number}"
 
@@ -172,34 +173,38 @@ class Choice:
     """The images to show, chosen while their values come a few at a time.
 
     A quarter each has the highest mean over the methods, the lowest, and the widest spread between
-    methods; the rest is drawn. Images without a value can only be drawn. An image that is chosen of
-    all is chosen of those before it too, so that no other needs to be kept.
+    methods; the rest is drawn. Images without a value can only be drawn.
     """
 
     def __init__(self, most: int = MOST_SHOWN) -> None:
         self.most = most
-        self._lists = [(np.empty(0), np.empty(0, np.int64)) for _ in REASONS[:-1]]  # keys, rows
+        # Per reason the sort keys and the images that come first. An image that is among the first
+        # of all was among the first when it came, so that no other needs to be kept.
+        self._firsts = [(np.empty(0), np.empty(0, np.int64)) for _ in REASONS[:-1]]
 
-    def add(self, rows: ArrayLike, msi: Mapping[str, ArrayLike]) -> set[int]:
-        """Add images with each method's MSI; return all that may be shown: [n], {method: [n]}."""
+    def add(self, images: ArrayLike, msi: Mapping[str, ArrayLike]) -> None:
+        """Add images by number, with each method's MSI: [n], {method: [n]}."""
         values = np.stack([np.asarray(found, np.float64) for found in msi.values()])
         known = ~np.isnan(values).any(axis=0)
-        means, spread = values[:, known].mean(0), np.ptp(values[:, known], axis=0)
-        added, some = np.asarray(rows, np.int64)[known], set[int]()
-        for k, order in enumerate([-means, means, *([-spread] if len(values) > 1 else [])]):
-            keys = np.concatenate([self._lists[k][0], order])
-            numbers = np.concatenate([self._lists[k][1], added])
-            # The lists before may have taken the first images of this one: it is longer by theirs.
-            best = np.lexsort((numbers, keys))[: (k + 1) * (self.most // 4)]
-            self._lists[k] = keys[best], numbers[best]
-            some |= {*numbers[best].tolist()}
-        return some
+        means = values[:, known].mean(axis=0)
+        keys = [-means, means]
+        if len(values) > 1:  # a single method disagrees with none
+            keys.append(-np.ptp(values[:, known], axis=0))
+        added = np.asarray(images, np.int64)[known]
+        for place, new in enumerate(keys):
+            old, kept = self._firsts[place]
+            both = np.concatenate([old, new])
+            numbers = np.concatenate([kept, added])
+            # Earlier reasons may take the first images of this one: it keeps as many more.
+            room = (place + 1) * (self.most // 4)
+            first = np.lexsort((numbers, both))[:room]
+            self._firsts[place] = both[first], numbers[first]
 
     def chosen(self, drawn: Iterable[int]) -> dict[int, str]:
-        """Return the rows to show and why; `drawn` are rows in the order of the draw."""
+        """Return the images to show and why; `drawn` are images in the order of the draw."""
         chosen: dict[int, str] = {}
-        for reason, (_, rows) in zip(REASONS, self._lists, strict=False):
-            free = [row for row in rows.tolist() if row not in chosen]
+        for reason, (_, images) in zip(REASONS, self._firsts, strict=False):
+            free = [image for image in images.tolist() if image not in chosen]
             chosen |= dict.fromkeys(free[: self.most // 4], reason)
-        rest = islice((row for row in drawn if row not in chosen), self.most - len(chosen))
+        rest = islice((one for one in drawn if one not in chosen), self.most - len(chosen))
         return chosen | dict.fromkeys(sorted(rest), REASONS[-1])

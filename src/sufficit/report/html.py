@@ -20,7 +20,7 @@ from sufficit.report import interpretation as words
 from sufficit.report.answer import badges, verdict
 from sufficit.report.content import Content
 from sufficit.report.readings import readings
-from sufficit.report.tables import gaps, groups_words
+from sufficit.report.tables import correction_words, gaps, groups_words
 from sufficit.report.viewer_data import (
     NOT_DRAWN,
     SIDES,
@@ -35,25 +35,32 @@ MAIN = (
     *("msi", "base_score", "mask_penalty", "insertion_percent", "deletion_percent"),
     *("leak_ratio", "leak_lift"),
 )
-CHART, SMALL_CHART = plots.Look(4.2, 10, legend=False), plots.Look(2.4, 9.5, legend=False)
+CHART = plots.Look(width=4.2, font=10, legend=False)
+SMALL_CHART = plots.Look(width=2.4, font=9.5, legend=False)
 
 
 def render(content: Content) -> str:
-    """The page as text."""
+    """Return the page as text."""
     read = readings(content)
     standing = content.standing
     main = (standing.column, *MAIN)
     known = dict.fromkeys(name for found in content.summaries.values() for name in found)
     order = dict.fromkeys((*main, *HEADINGS, *content.headings, *known))
+    # Classes of the page, in the order of the charts' colours.
     colours = {m: f"m{k % len(plots.LINES)}" for k, m in enumerate(standing.ranking)}
-    intervals = [content.summaries[method][standing.column] for method in content.methods]
-    zero = 0.0 if math.isnan(content.zero_line) else content.zero_line
-    ends = [zero, *(v for e in intervals for v in (e.low, e.mean, e.high) if math.isfinite(v))]
-    low, width = min(ends), (max(ends) - min(ends)) or 1.0
+    # The axis of the answer's chart reaches from the lowest end of an interval to the highest, and
+    # always has the zero line on it.
+    ends = [0.0 if math.isnan(content.zero_line) else content.zero_line]
+    for method in content.methods:
+        one = content.summaries[method][standing.column]
+        ends += [value for value in (one.low, one.mean, one.high) if math.isfinite(value)]
+    low = min(ends)
+    width = (max(ends) - low) or 1.0
     # There is more than one alpha_min only where each method has its own.
     alphas = ", ".join(f"{a:g}" for a in sorted({s.alpha_min for s in content.scores.values()}))
     fill = content.shown.fill if isinstance(content.shown.fill, str) else "custom"
     remark = NOT_DRAWN.get(fill, "")
+    # The viewer masks small pictures, which load fast; scores used whole ones.
     if max(content.shown.images.shape[-2:]) > SIDES[0]:
         smaller = " Masks are drawn from smaller heatmaps here; the scores used the full size."
         remark = smaller + remark
@@ -69,6 +76,7 @@ def render(content: Content) -> str:
         verdict=verdict(content),
         badges=badges(content),
         groups_words=groups_words(content),
+        correction_words=correction_words(standing),
         zero_line=content.zero_line,
         gaps=gaps(content),
         notes=[*words.sentences(content), *content.made],
@@ -90,11 +98,12 @@ def render(content: Content) -> str:
 
 
 def charts_of(content: Content) -> list[dict[str, Any]]:
-    """The charts of all methods: base score over penalty, MSI over alpha_min, and curves."""
+    """Return the charts of all methods: base score over penalty, MSI over alpha_min, and curves."""
     order = [*content.standing.ranking]
     quiet = [method for method in content.methods if method not in order]
     scores = {method: content.scores[method] for method in (*order, *quiet)}
     found = []
+    # A run may have scored other columns alone.
     needed = {"base_score", "mask_penalty"}
     sizes = {m: content.summaries[m] for m in scores if needed <= set(content.summaries[m])}
     if any(not math.isnan(s["base_score"].mean) for s in sizes.values()):
@@ -103,11 +112,13 @@ def charts_of(content: Content) -> list[dict[str, Any]]:
         if ZERO_LINE in sizes:
             note += " Below the dashed zero line a map is worse than marking the whole image."
         found.append(_chart("sizes", "Base score over mask penalty", note, figure))
-    if panel := plots.alpha_panel(scores, content.alpha_curve):
+    panel = plots.alpha_panel(scores, content.alpha_curve)
+    if panel is not None:
         figure = plots.lines_figure([replace(panel, title="")], quiet, CHART)
         found.append(_chart("alpha", "MSI over alpha_min", words.alpha_note(content), figure))
     for name, what in (("insertion_percent", "shown"), ("deletion_percent", "removed")):
-        if known := {method: s for method, s in scores.items() if name in s.curves}:
+        known = {method: one for method, one in scores.items() if name in one.curves}
+        if known:
             figure = plots.lines_figure([plots.curve_panel(name, known, "")], quiet, CHART)
             kind = content.first.schedule.score
             note = f"Mean {kind} with this share of the top-ranked pixels {what}."
@@ -116,7 +127,7 @@ def charts_of(content: Content) -> list[dict[str, Any]]:
 
 
 def method_charts(content: Content) -> list[dict[str, Any]]:
-    """One chart per method of what is kept, hidden and left."""
+    """Return one chart per method of what is kept, hidden and left."""
     found = []
     for number, method in enumerate(content.methods):
         panel = plots.parts_panel(content.scores[method])
@@ -128,14 +139,16 @@ def method_charts(content: Content) -> list[dict[str, Any]]:
 
 
 def _chart(name: str, title: str, note: str, figure: Any) -> dict[str, Any]:
+    """Return what the template needs of a chart."""
     drawn = Markup(plots.svg(figure, name, f"{title}. {note}"))
     return {"name": name, "title": title, "note": note, "svg": drawn}
 
 
 def rows_of(content: Content) -> list[dict[str, Any]]:
-    """The words for each image shown."""
-    some = content.first.shown
-    whole, right = (some.of([EVERYTHING], kind)[:, 0] for kind in ("confidence", "accuracy"))
+    """Return the words for each image shown."""
+    some = content.first.shown  # whole images give the same answers for every method
+    whole = some.of([EVERYTHING], "confidence")[:, 0]
+    right = some.of([EVERYTHING], "accuracy")[:, 0]
     named = some.classes_of([EVERYTHING])[:, 0].tolist()
     return [
         {
@@ -151,7 +164,7 @@ def rows_of(content: Content) -> list[dict[str, Any]]:
 
 
 def facts_list(content: Content, alphas: str, fill: str) -> list[tuple[str, str]]:
-    """What ran, line by line; empty lines are left out."""
+    """Return what ran, line by line; empty lines are left out."""
     facts = content.facts
     searched = " (searched)" if content.first.alphas is not None else ""
     targets = {"label": "labels", "prediction": "the model's own predictions"}
@@ -176,7 +189,7 @@ def facts_list(content: Content, alphas: str, fill: str) -> list[tuple[str, str]
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
-    """A number with a true minus sign; a dash for none.
+    """Return a number with a true minus sign; a dash for none.
 
     >>> number(-0.5), number(float("nan")), number(float("inf")), number(0.25, 2, sign=True)
     ('\u22120.500', '\u2013', '\u221e', '+0.25')
@@ -189,7 +202,7 @@ def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
 
 
 def typeset(text: str) -> str:
-    """Text with true minus signs before numbers, and a space that does not break before %.
+    """Return text with true minus signs before numbers, and a space that does not break before %.
 
     >>> typeset("from -2 to -0.5, well-known")
     'from \u22122 to \u22120.5, well-known'
@@ -199,30 +212,37 @@ def typeset(text: str) -> str:
 
 
 def interval(estimate: Estimate) -> str:
-    """The ends of an interval; empty where there is none."""
+    """Return the ends of an interval; empty where there is none."""
     return "" if math.isnan(estimate.low) else f"{number(estimate.low)} to {number(estimate.high)}"
 
 
 def asset(name: str, package: str = HOME) -> str:
-    """A file of a package as text, else the report's file of that name."""
-    own, shared = (files(home).joinpath(name) for home in (package, HOME))
-    return (own if own.is_file() else shared).read_text(encoding="utf-8")
+    """Return a file of a package as text, else the report's file of that name."""
+    own = files(package).joinpath(name)
+    found = own if own.is_file() else files(HOME).joinpath(name)
+    return found.read_text(encoding="utf-8")
 
 
 @cache
 def environment(package: str = HOME) -> Environment:
-    """The templates of a package; all that they print is escaped."""
-    options: dict[str, Any] = {"undefined": StrictUndefined, "autoescape": True}
-    options |= {"trim_blocks": True, "lstrip_blocks": True}
-    found = Environment(loader=FunctionLoader(lambda name: asset(name, package)), **options)
+    """Return the templates of a package; all that they print is escaped."""
+    found = Environment(
+        loader=FunctionLoader(lambda name: asset(name, package)),
+        undefined=StrictUndefined,
+        autoescape=True,  # names of files, methods and classes may hold anything
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     found.filters |= {"number": number, "interval": interval, "typeset": typeset}
     found.policies["json.dumps_kwargs"] = {"separators": (",", ":")}
     return found
 
 
 def look_and_feel(package: str = HOME) -> dict[str, Markup | str]:
-    """The styles, the script after the viewer's, and the script's digest for the policy."""
+    """Return the styles, the script after the viewer's, and the script's digest for the policy."""
+    # The viewer is shared; page.js is that of the report or of the live page.
     inner = asset("viewer.js") + "\n" + asset("page.js", package)
+    # One script with one digest: the policy of the page allows no other.
     script = f'"use strict";\n(() => {{\n{inner}}})();\n'
     return {
         "style": Markup(asset("page.css")),

@@ -33,7 +33,7 @@ class Caution:
 
 
 def joined(names: Sequence[str]) -> str:
-    """Names in a sentence.
+    """Return names in a sentence.
 
     >>> joined(["a", "b", "c"])
     'a, b and c'
@@ -47,7 +47,7 @@ def joined(names: Sequence[str]) -> str:
 
 
 def cautions(content: Content) -> list[Caution]:
-    """All that a reader should know before trusting the numbers, what matters most first."""
+    """Return all that a reader should know before trusting the numbers, what matters most first."""
     return [
         *_unreadable(content),
         *_leaks(content),
@@ -63,7 +63,7 @@ def cautions(content: Content) -> list[Caution]:
 
 
 def _unreadable(content: Content) -> Iterator[Caution]:
-    """Why the scores say more about the model than about its explanations."""
+    """Yield why the scores say more about the model than about its explanations."""
     right = content.first.clean
     if RANDOM_WEIGHTS in content.remarks:
         yield Caution(RANDOM_WEIGHTS)
@@ -79,7 +79,7 @@ def _unreadable(content: Content) -> Iterator[Caution]:
 
 
 def leak_words(summary: Mapping[str, Estimate]) -> str:
-    """How often, or by how much, masks reveal their class on images of other classes.
+    """Return how often, or by how much, masks reveal their class on images of other classes.
 
     >>> leak_words({"leak_ratio": Estimate(2.4, 1.9, 3.1, 200, 0, False)})
     '2.4 times as often as chance (1.9 to 3.1)'
@@ -97,12 +97,13 @@ def leak_words(summary: Mapping[str, Estimate]) -> str:
 
 
 def _leak_details(content: Content, methods: Sequence[str]) -> tuple[str, ...]:
+    """Return what was measured of the leakage of some methods."""
     found = {method: leak_warning(content.summaries[method]) for method in methods}
     return tuple(f"{method}: {sentence}." for method, sentence in found.items() if sentence)
 
 
 def _leaks(content: Content) -> Iterator[Caution]:
-    """Methods whose masks reveal the class by their shape."""
+    """Yield methods whose masks reveal the class by their shape."""
     leaking = [m for m in content.standing.ranking if leaks(content.summaries[m])]
     if leaking:
         yield Caution(leak_line(leaking), _leak_details(content, leaking))
@@ -114,7 +115,7 @@ def leak_line(methods: Sequence[str]) -> str:
 
 
 def _unsure_leaks(content: Content) -> Iterator[Caution]:
-    """Methods of which too few images cannot tell whether they leak."""
+    """Yield methods of which too few images cannot tell whether they leak."""
     unsure = [
         method
         for method in content.standing.ranking
@@ -130,7 +131,7 @@ def _unsure_leaks(content: Content) -> Iterator[Caution]:
 
 
 def _other_rankings(content: Content) -> Iterator[Caution]:
-    """What the paired tests say against the ranking under other conditions."""
+    """Yield what the paired tests say against the ranking under other conditions."""
     for other in content.conditions[1:]:
         pairs = zip(content.groups, content.groups_of(other.standing), strict=True)
         for first, here in pairs:
@@ -152,20 +153,22 @@ def _other_rankings(content: Content) -> Iterator[Caution]:
 
 
 def _start(condition: RankedCondition) -> str:
+    """Return the words of a condition as the start of a sentence."""
     return f"{condition.words[0].upper()}{condition.words[1:]}"
 
 
 def _few(content: Content) -> Iterator[Caution]:
+    """Yield how little few images show."""
     n = content.n
     details = few_images(n)
     if details is not None:
         images = f"{n} image{'s' if n > 1 else ''}"
-        yield Caution(f"Only {images}: small differences do not show. Score {FEW} or more.",
-                      (details,))  # fmt: skip
+        text = f"Only {images}: small differences do not show. Score {FEW} or more."
+        yield Caution(text, (details,))
 
 
 def _unmarked(content: Content) -> Iterator[Caution]:
-    """Methods that mark nothing in many images."""
+    """Yield methods that mark nothing in many images."""
     alpha = content.first.alpha_min
     for method, count in content.unmarked.items():
         yield Caution(
@@ -175,14 +178,14 @@ def _unmarked(content: Content) -> Iterator[Caution]:
 
 
 def _same_for_every_class(content: Content) -> Iterator[Caution]:
-    """Leading methods that cannot explain one class against another."""
+    """Yield the best methods that cannot explain one class against another."""
     for standing in content.groups:
         if standing.best in content.class_agnostic:
             yield Caution(f"{standing.best} draws the same map for every class.")
 
 
 def _unmoved_maps(content: Content) -> Iterator[Caution]:
-    """Methods whose maps do not change when the output layer is made random."""
+    """Yield methods whose maps do not change when the output layer is made random."""
     same = _unmoved(content)
     if same:
         yield Caution(
@@ -196,14 +199,14 @@ def _unmoved_maps(content: Content) -> Iterator[Caution]:
 
 
 def _unmoved(content: Content) -> dict[str, float]:
-    """The rank correlation of methods whose maps stay."""
+    """Return the rank correlation of methods whose maps stay."""
     means = {m: found[HEAD].mean for m, found in content.summaries.items() if HEAD in found}
     # A map without order has no correlation, NaN.
     return {m: means[m] for m in content.standing.ranking if means.get(m, 0) >= UNMOVED}
 
 
 def _without_value(content: Content) -> Iterator[Caution]:
-    """Methods that lack many values, because the model answered NaN."""
+    """Yield methods that lack many values, because the model answered NaN."""
     for method in content.methods:
         if method == ZERO_LINE:  # which has no order, and so no value by rank
             continue
@@ -223,12 +226,12 @@ def _without_value(content: Content) -> Iterator[Caution]:
 
 
 def notes(content: Content) -> list[str]:
-    """What else there is to know, in sentences."""
+    """Return what else there is to know, in sentences."""
     return [*sentences(content), *orders(content), *content.made]
 
 
 def sentences(content: Content) -> Iterator[str]:
-    """How the scores are read, and what was compared with what."""
+    """Yield how the scores are read, and what was compared with what."""
     if content.facts.targets == "label":
         right = f"{content.first.clean:.1%} of whole images correctly."
         yield f"Targets: the labels. The model classifies {right}"
@@ -245,7 +248,7 @@ def sentences(content: Content) -> Iterator[str]:
 
 
 def zero_line_words(content: Content) -> str:
-    """What the zero line is, and where it was measured."""
+    """Return what the zero line is, and where it was measured."""
     return (
         f"The zero line is the MSI of marking the whole image: {content.zero_line:.3f}"
         f" ({ZERO_LINE}). Below it a map is worse than marking the whole image."
@@ -253,12 +256,12 @@ def zero_line_words(content: Content) -> str:
 
 
 def control_words(content: Content) -> str:
-    """What the tests say of methods and controls; empty without controls."""
+    """Return what the tests say of methods and controls; empty without controls."""
     return " ".join(control_sentences(content))
 
 
 def control_sentences(content: Content) -> Iterator[str]:
-    """What the tests say of each group of methods and its controls."""
+    """Yield what the tests say of each group of methods and its controls."""
     for standing in content.groups:
         if not standing.controls:
             continue
@@ -278,18 +281,20 @@ def control_sentences(content: Content) -> Iterator[str]:
 
 
 def _group_name(content: Content, standing: Standing) -> str:
+    """Return what the methods of a group are called in a sentence."""
     if len(content.groups) == 1:
         return "All methods"
     return "All fitted methods" if standing.best in content.fit_fills else "All methods as drawn"
 
 
 def _listed(standing: Standing) -> str:
+    """Return the controls of a standing with their means."""
     means = [f"{one} ({standing.means[one]:.3f})" for one in standing.controls]
     return f"the controls {joined(means)}"
 
 
 def own_alphas(content: Content) -> dict[str, float]:
-    """The alpha_min that is best for each method alone, where it was searched for."""
+    """Return the alpha_min that is best for each method alone, where it was searched for."""
     found = {}
     for method, scores in content.scores.items():
         known = {a: msi for a, msi in (scores.alphas or {}).items() if not math.isnan(msi)}
@@ -309,7 +314,7 @@ class AlphaOrder:
 
 
 def alpha_order(content: Content) -> AlphaOrder | None:
-    """What the sampled curve says of the methods as they are drawn; None without a curve.
+    """Return what the sampled curve says of the methods as they are drawn; None without a curve.
 
     A fitted map is cut at the same place at every alpha_min.
     """
@@ -320,12 +325,14 @@ def alpha_order(content: Content) -> AlphaOrder | None:
     alphas = curve["alphas"]
     best: dict[str, tuple[float, float]] = {}
     here: dict[str, float] = {}
+    # The grid of the curve may not have the alpha_min of the run.
     nearest = min(range(len(alphas)), key=lambda i: abs(alphas[i] - content.first.alpha_min))
     for method in drawn:
-        means = [-math.inf if one is None or math.isnan(one) else one
-                 for one in curve["mean_msi"].get(method, [])]  # fmt: skip
+        values = curve["mean_msi"].get(method, [])
+        means = [-math.inf if one is None or math.isnan(one) else one for one in values]
         if not means or max(means) == -math.inf:
             return None
+        # The smaller alpha_min of two that are equally good, as a search chooses it.
         best[method] = max(zip(means, alphas, strict=True), key=lambda pair: (pair[0], -pair[1]))
         here[method] = means[nearest]
     return AlphaOrder(
@@ -337,7 +344,7 @@ def alpha_order(content: Content) -> AlphaOrder | None:
 
 
 def alpha_sentences(content: Content) -> Iterator[str]:
-    """At which alpha_min each method is best, and whether that changes the order."""
+    """Yield at which alpha_min each method is best, and whether that changes the order."""
     own = own_alphas(content)
     if own:
         listed = ", ".join(f"{m} {own[m]:g}" for m in content.methods if m in own)
@@ -365,8 +372,9 @@ def alpha_sentences(content: Content) -> Iterator[str]:
 
 
 def alpha_note(content: Content) -> str:
-    """On which images and curves MSI over alpha_min was measured."""
-    curve, n = content.alpha_curve, content.n
+    """Return on which images and curves MSI over alpha_min was measured."""
+    curve = content.alpha_curve
+    n = content.n
     if curve is None or content.first.alphas is not None:
         return "Mean MSI at every alpha_min tried; the dotted line is the one chosen."
     count = curve["images"]
@@ -380,8 +388,9 @@ def alpha_note(content: Content) -> str:
 
 
 def orders(content: Content) -> Iterator[str]:
-    """How far the methods' order agrees between the first condition and each other."""
+    """Yield how far the methods' order agrees between the first condition and each other."""
     conditions = content.conditions
+    # All conditions together: a share of what the run asked.
     whole = sum(one.model_calls for one in conditions)
     for other in conditions[1:]:
         pairs = zip(content.groups, content.groups_of(other.standing), strict=True)
@@ -404,7 +413,7 @@ def orders(content: Content) -> Iterator[str]:
 
 
 def _why_held_out(content: Content) -> str:
-    """Which fills are not held out, and why."""
+    """Return which fills are not held out, and why."""
     scored = [one.fill for one in content.conditions if one.key != "held_out" and not one.twin]
     found = f"the scores use {joined(scored)}"
     asked = dict.fromkeys(fill for fills in content.fit_fills.values() for fill in fills)
@@ -414,7 +423,7 @@ def _why_held_out(content: Content) -> str:
 
 
 def _by_rank(content: Content) -> Iterator[str]:
-    """Where MSI by rank orders the methods otherwise than MSI does."""
+    """Yield where MSI by rank orders the methods otherwise than MSI does."""
     for standing in content.groups:
         means = {
             method: content.summaries[method]["msi_rank"].mean
@@ -425,6 +434,7 @@ def _by_rank(content: Content) -> Iterator[str]:
             continue
         if len({*means.values()}) < 2:  # one method, or no order
             continue
+        # Pairs whose order by MSI is the other way by rank.
         turned = [(a, b) for a, b in combinations(means, 2) if means[b] > means[a]]
         if not turned:
             yield (
@@ -442,10 +452,12 @@ def _by_rank(content: Content) -> Iterator[str]:
 
 
 def _has_head(content: Content) -> bool:
+    """Return whether maps were drawn for a random output layer too."""
     return any(HEAD in found for found in content.summaries.values())
 
 
 def _random_head(content: Content) -> str:
+    """Return on how many images maps were drawn for a random output layer."""
     counts = [found[HEAD].n for found in content.summaries.values() if HEAD in found]
     return f"With random weights in the output layer ({max(counts)} images)"
 
@@ -454,7 +466,7 @@ def _random_head(content: Content) -> str:
 
 
 def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = False) -> list[str]:
-    """Remarks that only the run itself can make: of all-zero heatmaps, and of random weights."""
+    """Return what only the run itself knows: random weights, and all-zero heatmaps."""
     found = [RANDOM_WEIGHTS] if random_weights else []
     zeros = [f"{method} {count}" for method, count in empty.items() if count]
     if zeros:
@@ -463,7 +475,7 @@ def run_remarks(n: int, empty: Mapping[str, int], *, random_weights: bool = Fals
 
 
 def unmarked_remark(n: int, unmarked: Mapping[str, int], alpha_min: float) -> str:
-    """What MSI is worth where maps mark nothing at alpha_min; `unmarked` counts such images."""
+    """Return what MSI is worth where maps mark nothing; `unmarked` counts such images."""
     listed = ", ".join(f"{method} {count}" for method, count in unmarked.items())
     return (
         f"Maps that mark nothing at alpha_min {alpha_min:g}, of {n} images: {listed}. {OF_NOTHING}"

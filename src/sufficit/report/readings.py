@@ -29,23 +29,30 @@ class Reading:
 
 
 def readings(content: Content) -> list[Reading]:
-    """What the mean MSI of each method means, and which of its parts decides that, best first.
+    """Return what the mean MSI of each method means and which part of it decides, best first.
 
     Every method that has all columns of MSI. The score of what is not marked follows from the mean
     base score, which is 1/2 [kept - outside + mean of Show - mean of Hide].
     """
     found = []
-    needed = ("msi", "base_score", "mask_penalty")
     for method in content.methods:
-        scores, summary = content.scores[method], content.summaries[method]
-        if not {*needed} <= {*scores.columns}:
+        scores = content.scores[method]
+        if not {"msi", "base_score", "mask_penalty"} <= {*scores.columns}:
             continue
+        msi, base, size = (
+            content.summaries[method][name].mean for name in ("msi", "base_score", "mask_penalty")
+        )
         show = scores.curves["show"]
-        kept, inner, weak = show.values[0].item(), show.height, scores.curves["hide"].height
-        msi, base, size = (summary[name].mean for name in needed)
-        outside = kept + inner - weak - 2 * base
-        losses = {"size": size, "short": 1 - (kept + inner) / 2}
-        losses |= {"outside": outside / 2, "weaker": weak / 2}
+        kept = show.values[0].item()  # Show at alpha_min: all that is marked
+        inner = show.height
+        weak = scores.curves["hide"].height
+        outside = kept + inner - weak - 2 * base  # the base score solved for what is not marked
+        losses = {
+            "size": size,
+            "short": 1 - (kept + inner) / 2,
+            "outside": outside / 2,
+            "weaker": weak / 2,
+        }
         words = why(msi, losses, kept, inner, accuracy=scores.schedule.score == "accuracy")
         if method in content.unmarked:
             images = f"{content.unmarked[method]} of {content.n} images"
@@ -57,7 +64,7 @@ def readings(content: Content) -> list[Reading]:
 
 
 def place_of(msi: float) -> str:
-    """Which of the marks +1, 0 and -1 an MSI is close to.
+    """Return which of the marks +1, 0 and -1 an MSI is close to.
 
     >>> [place_of(msi) for msi in (0.8, 0.5, 0.1, -0.5, -1.2)]
     ['close to +1', 'between 0 and +1', 'near 0', 'between 0 and -1', 'close to -1']
@@ -73,12 +80,14 @@ def place_of(msi: float) -> str:
 def why(
     msi: float, losses: Mapping[str, float], kept: float, inner: float, *, accuracy: bool
 ) -> str:
-    """Why a mean MSI is what it is; `kept` is the mean score of what is marked, `inner` the mean as
-    the threshold rises from alpha_min to 1. Scores are accuracies or else confidences.
+    """Return why a mean MSI is what it is.
+
+    `kept` is the mean score of what is marked, `inner` the mean as the threshold rises from
+    alpha_min to 1. Scores are accuracies, or else confidences.
     """
-    right = "the model is right on {:.0%} of the images"
-    given = "the model gives the class {:.0%} on average"
-    says = (right if accuracy else given).format
+    says = "the model gives the class {:.0%} on average".format
+    if accuracy:
+        says = "the model is right on {:.0%} of the images".format
     outside = says(2 * losses["outside"])
     weak = says(2 * losses["weaker"])
     if math.isnan(msi):
@@ -99,8 +108,10 @@ def why(
         ),
         "weaker": f"Its peak is not needed: with the peak removed from the marked region, {weak}.",
     }
-    if (largest := max(losses, key=lambda name: losses[name])) in other:
+    largest = max(losses, key=lambda name: losses[name])
+    if largest in other:
         return other[largest]
+    # What is left is "short": the marked pixels do not suffice.
     found = f"with that alone {says(kept)}"
     if kept > inner + NEAR:
         found = (

@@ -10,19 +10,20 @@ from sufficit.metrics.columns import ZERO_LINE
 from sufficit.outside import html_table, literal
 from sufficit.report.answer import verdict
 from sufficit.report.content import Content
-from sufficit.report.interpretation import (
-    cautions,
-    notes,
-    own_alphas,
-)
-from sufficit.statistics import Estimate
+from sufficit.report.interpretation import cautions, notes, own_alphas
+from sufficit.statistics import Estimate, Standing
 
-BEST, SAME, CONTROL, AGNOSTIC, UNRANKED = "*", "=", "(c)", "(a)", "(-)"
+# Marks of methods in the table; `short_legend` explains those that are there.
+BEST = "*"
+SAME = "="
+CONTROL = "(c)"
+AGNOSTIC = "(a)"
+UNRANKED = "(-)"
 WIDTH = 78  # letters of a row
 
 
 def results_table(content: Content) -> Table:
-    """The terminal's table: methods as they are drawn, fitted ones, controls; each best first.
+    """Return the terminal's table: methods as drawn, fitted ones, controls; each best first.
 
     The ranked column has marks and an interval, the controls and methods that draw the same map for
     every class are marked.
@@ -59,7 +60,7 @@ def results_table(content: Content) -> Table:
 
 
 def _shown_columns(content: Content, *, searched: bool) -> list[str]:
-    """The columns that a row of 80 letters has room for."""
+    """Return the columns that a row of 80 letters has room for."""
     known = {name for found in content.summaries.values() for name in found}
     main = ["insertion_percent", "deletion_percent", "base_score", "mask_penalty", "msi"]
     if "msi_rank" in known:
@@ -71,14 +72,14 @@ def _shown_columns(content: Content, *, searched: bool) -> list[str]:
 
 
 def _part(content: Content, method: str) -> str:
-    """The part of the table that a method is in."""
+    """Return the part of the table that a method is in."""
     if method not in content.standing.ranking:
         return "other"
     return "fitted" if method in content.fit_fills else "drawn"
 
 
 def further_tables(content: Content, *, without: Collection[str] = ()) -> Iterator[Table]:
-    """The means of what was asked for besides: other fills and a twin, a truth, further columns."""
+    """Yield tables of other fills, a twin, a truth and further columns, if they were scored."""
     known = {
         name: one
         for found in content.summaries.values()
@@ -87,7 +88,8 @@ def further_tables(content: Content, *, without: Collection[str] = ()) -> Iterat
     }
     groups: dict[str, list[str]] = {}
     for name in known:
-        if group := content.heading(name).group:
+        group = content.heading(name).group
+        if group:  # else it is a column of the first table
             groups.setdefault(group, []).append(name)
     for title, columns in groups.items():
         methods = [m for m in content.methods if {*columns} & {*content.summaries[m]}]
@@ -104,7 +106,7 @@ def further_tables(content: Content, *, without: Collection[str] = ()) -> Iterat
 
 
 def notebook_table(content: Content) -> str:
-    """The same tables as HTML, with the answer and what to know before trusting it."""
+    """Return the same tables as HTML, with the answer and what to know before trusting it."""
     said = [*verdict(content).lines, *(one.text for one in cautions(content))]
     said += [*legend(content), *notes(content)]
     found = [_as_html(results_table(content), said)]
@@ -112,15 +114,17 @@ def notebook_table(content: Content) -> str:
 
 
 def _as_html(table: Table, said: Sequence[str] = ()) -> str:
+    """Return a table as HTML, with sentences below it."""
     cells = [[str(cell) for cell in one.cells] for one in table.columns]
     heads = [str(one.header) for one in table.columns]
     return html_table(str(table.title or ""), heads, zip(*cells, strict=True), said)
 
 
 def _fitting(content: Content, columns: Sequence[str], room: int) -> Iterator[list[str]]:
-    """Columns in groups whose heads fit into a row."""
+    """Yield columns in groups whose heads fit into a row."""
     found: list[str] = []
     for column in columns:
+        # Heads are wider than numbers: they decide how many columns fit.
         if found and sum(len(_head(content, one)) + 1 for one in (*found, column)) > room:
             yield found
             found = []
@@ -129,23 +133,26 @@ def _fitting(content: Content, columns: Sequence[str], room: int) -> Iterator[li
 
 
 def _empty_table(title: str) -> Table:
+    """Return a table with a column for the methods."""
     table = Table(title=title or None, title_justify="left", box=box.SIMPLE_HEAD, padding=0)
     table.add_column("method", no_wrap=True)
     return table
 
 
 def _head(content: Content, column: str, found: Estimate | None = None) -> str:
+    """Return the head of a column, with an arrow to where it is better."""
     better = None if found is None else found.higher_is_better
     arrow = {True: " \u2191", False: " \u2193", None: "  "}[better]
     return f"{content.heading(column).short}{arrow}"
 
 
 def _cell(found: Estimate | None) -> str:
+    """Return a mean as text."""
     return "-" if found is None or math.isnan(found.mean) else f"{found.mean:.3f}"
 
 
 def marked(content: Content, method: str) -> str:
-    """A method's name with the mark of a control, of one without rank or without class."""
+    """Return a method's name with the mark of a control, of one without rank or without class."""
     if method in content.standing.controls:
         return f"{method} {CONTROL}"
     if method not in content.standing.ranking:
@@ -154,10 +161,13 @@ def marked(content: Content, method: str) -> str:
 
 
 def gaps(content: Content) -> list[str]:
-    """Why a column of the table has no value, or an interval no end."""
+    """Return why a column of the table has no value, or an interval no end."""
     found = []
-    ranks = [own["msi_rank"].mean for n, own in content.summaries.items()
-             if "msi_rank" in own and n != ZERO_LINE]  # fmt: skip
+    ranks = [
+        own["msi_rank"].mean
+        for name, own in content.summaries.items()
+        if "msi_rank" in own and name != ZERO_LINE  # which has no order
+    ]
     means = map(content.mean, content.methods)
     if any(map(math.isnan, ranks)) and not any(map(math.isnan, means)):
         found.append(
@@ -170,7 +180,7 @@ def gaps(content: Content) -> list[str]:
 
 
 def short_legend(content: Content) -> str:
-    """What the marks of the table mean."""
+    """Return what the marks of the table mean."""
     standing = content.standing
     most = "highest" if standing.higher_is_better else "lowest"
     several = len(content.groups) > 1
@@ -188,7 +198,7 @@ def short_legend(content: Content) -> str:
 
 
 def groups_words(content: Content) -> str:
-    """That fitted methods are ranked apart; empty where there are none."""
+    """Return why fitted methods are ranked apart; empty if there are none."""
     if len(content.groups) < 2:
         return ""
     return (
@@ -197,17 +207,33 @@ def groups_words(content: Content) -> str:
     )
 
 
+def correction_words(standing: Standing) -> str:
+    """Return for how many pairs the tests are corrected.
+
+    >>> from sufficit.statistics import compare_values
+    >>> correction_words(compare_values({"a": [0.5, 0.7], "b": [0.1, 0.4], "c": [0.1, 0.3]}))
+    'Holm correction for the 3 pairs of methods'
+    """
+    methods = len(standing.ranking)
+    pairs = methods * (methods - 1) // 2
+    families = []
+    if pairs:
+        families.append(f"the {pairs} pair{'s' * (pairs > 1)} of methods")
+    if standing.controls:
+        families.append(f"each control's {methods} pair{'s' * (methods > 1)}")
+    return f"Holm correction for {' and for '.join(families)}"
+
+
 def legend(content: Content) -> list[str]:
-    """What the marks mean, what the groups are, and how the intervals were computed."""
+    """Return what the marks mean, what the groups are, and how the intervals were computed."""
     standing = content.standing
     found = [short_legend(content), groups_words(content)]
     interval = " ".join(["Interval: Student's t, corrected for skewness.", *gaps(content)])
     if standing.pairs:
-        pairs = len(standing.pairs)
         exact = all(pair.exact for pair in standing.pairs)
         drawn = "exact" if exact else f"{standing.chance.draws:,} draws"
         found.append(
             f"Paired tests (n = {standing.n}): sign flips ({drawn}) and the interval, level"
-            f" {standing.chance.level:g}, Holm correction for {pairs} pair{'s' * (pairs > 1)}."
+            f" {standing.chance.level:g}, {correction_words(standing)}."
         )
     return [*filter(None, found), interval]

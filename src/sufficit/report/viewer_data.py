@@ -1,6 +1,4 @@
-"""What a page holds: images and heatmaps as data addresses, what the viewer's script reads, and the
-files a reader can download.
-"""
+"""What a page holds: images and heatmaps as data URLs, the viewer's data, files to download."""
 
 import base64
 import io
@@ -43,7 +41,7 @@ BLUR_SIDE = 64  # a blurred image has no finer detail than this
 
 
 def encode_images(images: Tensor) -> list[str]:
-    """Data addresses of WebP, in the best quality that fits: [N,C,H,W] in 0..1 -> N."""
+    """Return data addresses of WebP, in the best quality that fits: [N,C,H,W] in 0..1 -> N."""
     if max(images.shape[-2:]) <= SMALL:
         return _webp(images, lossless=True, quality=80)
     return _fitting(lambda quality: _webp(images, quality=quality), QUALITIES, IMAGE_ROOM)
@@ -52,20 +50,21 @@ def encode_images(images: Tensor) -> list[str]:
 def encode_heatmaps(
     heatmaps: Mapping[str, Tensor], grid: Sequence[float], sides: Sequence[int] = SIDES
 ) -> dict[str, list[str]]:
-    """Data addresses of 8-bit PNG that hold `steps` of the maps: [N,H,W] -> N per method."""
+    """Return data addresses of 8-bit PNG that hold `steps` of the maps: [N,H,W] -> N per method."""
     maps = torch.cat([found.detach().cpu().float() for found in heatmaps.values()])
 
     def encode(side: int) -> list[str]:
         coded = steps(_reduced(maps[:, None], side)[:, 0], grid).numpy()
         return [_picture(Image.fromarray(code), "png", optimize=True) for code in coded]
 
+    # All methods together, so that they have one size.
     found = _fitting(encode, sides, MAP_ROOM)
     n = len(found) // len(heatmaps)
     return {method: found[i * n : (i + 1) * n] for i, method in enumerate(heatmaps)}
 
 
 def steps(heatmaps: Tensor, grid: Sequence[float]) -> Tensor:
-    """The number of grid points below each value, so that M > grid[i] where steps > i.
+    """Return the number of grid points below each value, so that M > grid[i] where steps > i.
 
     >>> steps(torch.tensor([0.0, 0.5, 0.51, 1.0]), (0.0, 0.5, 1.0))
     tensor([0, 1, 2, 2], dtype=torch.uint8)
@@ -81,7 +80,7 @@ NOT_DRAWN = {
 
 
 def encode_fill(images: Tensor, fill: str | Tensor) -> list[str]:
-    """The fill of hidden pixels: a colour or an image, one for all images or one per image."""
+    """Return the fill of hidden pixels: a colour or an image, one for all or one per image."""
     filled = fill_for(images.detach().cpu().float(), fill)
     if filled.shape[-2:] == (1, 1):
         return [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in _rgb(filled)[:, 0, 0].tolist()]
@@ -92,7 +91,7 @@ def encode_fill(images: Tensor, fill: str | Tensor) -> list[str]:
 
 
 def encode_orders(orders: Tensor, side: int = SIDES[0]) -> list[str]:
-    """Data addresses of grey PNGs, brighter where a pixel comes earlier: [N,H,W] -> N.
+    """Return data addresses of grey PNGs, brighter where a pixel comes earlier: [N,H,W] -> N.
 
     A shade per position of the slider, so that each of them cuts at the exact place.
     """
@@ -106,7 +105,7 @@ def encode_orders(orders: Tensor, side: int = SIDES[0]) -> list[str]:
 
 
 def _reduced(images: Tensor, side: int) -> Tensor:
-    """Images averaged down to at most this side: [N,C,H,W] -> [N,C,h,w]."""
+    """Return images averaged down to at most this side: [N,C,H,W] -> [N,C,h,w]."""
     longest = max(images.shape[-2:])
     if longest <= side:
         return images
@@ -115,7 +114,7 @@ def _reduced(images: Tensor, side: int) -> Tensor:
 
 
 def _fitting(make: Callable[[int], list[str]], tries: Sequence[int], room: int) -> list[str]:
-    """The result of the first try that fits into the room, else of the last try."""
+    """Return the result of the first try that fits into the room, else of the last try."""
     found: list[str] = []
     for attempt in tries:
         found = make(attempt)
@@ -125,24 +124,28 @@ def _fitting(make: Callable[[int], list[str]], tries: Sequence[int], room: int) 
 
 
 def _webp(images: Tensor, **options: int | bool) -> list[str]:
+    """Return data addresses of images as WebP: [N,C,H,W] -> N."""
     return [_picture(Image.fromarray(pixels), "webp", **options) for pixels in _rgb(images)]
 
 
 def _rgb(images: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """8-bit colours, grey where there are not three channels: [N,C,H,W] in 0..1 -> [N,H,W,3]."""
+    """Return 8-bit colours, grey unless there are three channels: [N,C,H,W] -> [N,H,W,3]."""
     found = images.detach().cpu().float()
+    # Grey where channels are no colours.
     found = found if found.shape[1] == 3 else found.mean(1, keepdim=True).expand(-1, 3, -1, -1)
     pixels = found.clamp(0, 1).mul(255).round().to(torch.uint8).permute(0, 2, 3, 1)
     return np.ascontiguousarray(pixels.numpy())
 
 
 def _picture(image: Image.Image, kind: str, **options: int | bool) -> str:
+    """Return an image as a data address."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return _address(file.getvalue(), f"image/{kind}")
 
 
 def _address(content: bytes, kind: str) -> str:
+    """Return bytes as a data address."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
@@ -150,7 +153,7 @@ def _address(content: bytes, kind: str) -> str:
 
 
 def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
-    """As many alphas of the curves as a slider needs, and every alpha_min.
+    """Return as many alphas of the curves as a slider needs, and every alpha_min.
 
     >>> stops((0.0, 0.5, 1.0), [0.4])
     (0.0, 0.4, 0.5, 1.0)
@@ -160,11 +163,12 @@ def stops(values: Sequence[float], own: Iterable[float]) -> tuple[float, ...]:
 
 
 def viewer_data(content: Content) -> dict[str, Any]:
-    """All that the script needs to show masks and what the model predicts for them.
+    """Return all that the script needs to show masks and what the model predicts for them.
 
     The slider has the alphas of the curves, and every alpha_min.
     """
-    methods, shown = content.methods, content.shown
+    methods = content.methods
+    shown = content.shown
     alphas = {found.alpha_min for found in content.scores.values()}
     grid = stops(content.first.schedule.values, alphas)
     maps = encode_heatmaps(shown.heatmaps, grid)
@@ -179,6 +183,7 @@ def viewer_data(content: Content) -> dict[str, Any]:
         encode = partial(encode_orders, shown.heatmaps[method])
         orders = _fitting(encode, SIDES, ORDER_ROOM)
         for own, certificate, order in zip(regions, certificates, orders, strict=True):
+            # By place, as the viewer counts methods.
             own[methods.index(method)] = region_data(certificate, order)
     targets = content.first.targets.tolist()
     images = [
@@ -206,7 +211,7 @@ def viewer_data(content: Content) -> dict[str, Any]:
 
 
 def region_data(certificate: Certificate, order: str) -> dict[str, Any]:
-    """What the viewer shows of the regions of one image: the fitted one, and the sizes asked."""
+    """Return what the viewer shows of one image's regions: the fitted one, and the sizes asked."""
     around = certificate.fills
     fills = [one.fill for one in around]
     fitted = Size(
@@ -230,7 +235,7 @@ def region_data(certificate: Certificate, order: str) -> dict[str, Any]:
 
 
 def size_data(size: Size, fills: Sequence[str]) -> list[Any]:
-    """A size in thousandths, and what the model says of the region and the rest with each fill.
+    """Return a size in thousandths, and the answers for region and rest with each fill.
 
     An answer is the confidence in the target; where another class comes first, that class and the
     confidence; None where the model was not asked.
@@ -247,7 +252,8 @@ def size_data(size: Size, fills: Sequence[str]) -> list[Any]:
 
 
 def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None]]:
-    """Per image, the share of its pixels above each alpha: [N,H,W] -> N."""
+    """Return for each image the share of its pixels above each alpha: [N,H,W] -> N."""
+    # Runs of ranks between two cuts: their sizes are the pixels between two alphas.
     counts = bands.runs(heatmaps.cpu(), [bands.show(a) for a in grid]).diff(dim=2)[:, :, 0]
     return [rounded(share) for share in counts / heatmaps[0].numel()]
 
@@ -255,39 +261,48 @@ def shares_of(heatmaps: Tensor, grid: Sequence[float]) -> list[list[float | None
 def answers_along(
     predictions: Predictions, alpha_min: float, grid: Sequence[float]
 ) -> list[dict[str, Any]]:
-    """Per image, the predictions for what is kept, hidden and left at each alpha.
+    """Return for each image the predictions for what is kept, hidden and left at each alpha.
 
     For each view there are probabilities, None where the model was not asked; hits as one text of
     1, 0 and ?; and the predicted class, where it is known and not the target.
     """
-    n, points = len(predictions.targets), len(grid)
+    n = len(predictions.targets)
     found: list[dict[str, Any]] = [{} for _ in range(n)]
-    hide: Callable[[float], bands.Band] = partial(bands.hide, alpha_min)
-    for name, make in zip(VIEWS, (bands.show, hide, bands.rest), strict=True):
-        every = [make(alpha) for alpha in grid]
-        known = [i for i, band in enumerate(every) if predictions.asked([band])]
-        asked = [every[i] for i in known]
-        confidences, hits = torch.full((2, n, points), torch.nan, dtype=torch.float64)
-        classes = torch.full((n, points), -1)
+    views: dict[str, Callable[[float], bands.Band]] = {
+        "kept": bands.show,
+        "hidden": partial(bands.hide, alpha_min),  # what is between alpha_min and alpha
+        "rest": bands.rest,
+    }
+    for view, band_at in views.items():
+        every = [band_at(alpha) for alpha in grid]
+        # A run of few columns, or of sampled masks, has not asked all of them.
+        known = [place for place, band in enumerate(every) if predictions.asked([band])]
+        asked = [every[place] for place in known]
+        confidences = torch.full((n, len(grid)), torch.nan, dtype=torch.float64)
         confidences[:, known] = predictions.of(asked, "confidence")
+        hits = torch.full((n, len(grid)), torch.nan, dtype=torch.float64)
         hits[:, known] = predictions.of(asked, "accuracy")
+        classes = torch.full((n, len(grid)), -1)  # no class
         classes[:, known] = predictions.classes_of(asked).long()
-        rows = zip(found, confidences, hits.tolist(), classes.tolist(), strict=True)
-        for one, values, right, named in rows:
-            one[name] = rounded(values)
-            one[f"{name}_hits"] = "".join("?" if math.isnan(hit) else f"{hit:.0f}" for hit in right)
-            others = zip(right, named, strict=True)
-            one[f"{name}_said"] = [k if hit == 0 and k >= 0 else None for hit, k in others]
+        for row, one in enumerate(found):
+            right = hits[row].tolist()
+            named = classes[row].tolist()
+            one[view] = rounded(confidences[row])
+            one[f"{view}_hits"] = "".join("?" if math.isnan(hit) else f"{hit:.0f}" for hit in right)
+            one[f"{view}_said"] = [
+                number if hit == 0 and number >= 0 else None
+                for hit, number in zip(right, named, strict=True)
+            ]
     return found
 
 
 def classes_in(answers: dict[str, Any]) -> set[int]:
-    """The classes that the model predicts for one image and method, without the target."""
+    """Return the classes that the model predicts for one image and method, without the target."""
     return {n for view in VIEWS for n in answers[f"{view}_said"] if n is not None}
 
 
 def rounded(values: Tensor) -> list[float | None]:
-    """Four digits, None for NaN: [N] -> N."""
+    """Return values with four digits, None for NaN: [N] -> N."""
     return [None if math.isnan(value) else round(value, 4) for value in values.tolist()]
 
 
@@ -295,7 +310,7 @@ def rounded(values: Tensor) -> list[float | None]:
 
 
 def downloads(content: Content) -> list[tuple[str, str, str]]:
-    """(file name, what it holds, data address) of every file that a reader can download."""
+    """Return (file name, what it holds, data address) of every file that a reader can download."""
     summaries = {method: content.summaries[method] for method in content.methods}
     facts = {
         "title": content.title,
@@ -334,5 +349,5 @@ def downloads(content: Content) -> list[tuple[str, str, str]]:
 
 
 def _text(name: str) -> str:
-    """A name with escapes for raw bytes of a file name, which are no text."""
+    """Return a name with escapes for raw bytes of a file name, which are no text."""
     return name.encode("utf-8", "backslashreplace").decode()

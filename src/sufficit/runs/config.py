@@ -225,11 +225,6 @@ class RunConfig:
         return "accuracy" if self.score == "accuracy" else "confidence"
 
     @property
-    def fill(self) -> str:
-        """The first fill."""
-        return self.fills[0]
-
-    @property
     def most_calls(self) -> int | None:
         """Masks per image, at most; None for all."""
         return self.calls if isinstance(self.calls, int) else None
@@ -248,32 +243,28 @@ class RunConfig:
         return {"image_column": self.image_column, "label_column": self.label_column}
 
     def for_images(self, n: int, sources: int, *, masks: int, least: int) -> "RunConfig":
-        """The config for n images: with numbers of calls and donors where none were given.
+        """Return the config for n images: with numbers of calls and donors where none were given.
 
         `masks` is the number of all masks of an image and source, `least` the smallest number that
-        leaves every column unbiased.
+        leaves every column unbiased. The result depends on numbers alone, not on the machine, so
+        that a run can be resumed elsewhere.
+
+        >>> config = config_from({"model": "m", "data": "d"})
+        >>> images = (4, 8, 500, 50_000)
+        >>> [config.for_images(n, 7, masks=354, least=18).calls for n in images]
+        ['exact', 178, 26, 18]
         """
         calls = self.calls
         if calls == "auto":
-            calls = calls_for(n, sources, masks=masks, least=least)
+            # The mean of many images is precise with the fewest masks.
+            wanted = SAMPLED if n < MANY else least
+            wanted = max(wanted, least, BUDGET // (n * max(sources, 1)))
+            calls = "exact" if wanted >= masks else wanted
         donors = self.donors
         if donors is None:
             is_sampled = isinstance(calls, int) and n > FEW
             donors = FEW_DONORS if is_sampled else DONORS
         return replace(self, calls=calls, donors=donors)
-
-
-def calls_for(images: int, sources: int, *, masks: int, least: int) -> int | Literal["exact"]:
-    """Return the masks per image and source of a run, where they are not given.
-
-    They depend on numbers alone, not on the machine, so that a run can be resumed elsewhere.
-
-    >>> [calls_for(n, 7, masks=354, least=18) for n in (4, 8, 500, 50_000)]
-    ['exact', 178, 26, 18]
-    """
-    wanted = SAMPLED if images < MANY else least
-    wanted = max(wanted, least, BUDGET // (images * max(sources, 1)))
-    return "exact" if wanted >= masks else wanted
 
 
 @dataclass(frozen=True)
@@ -287,19 +278,6 @@ class Workers:
     unit_timeout: float | None = None  # seconds after which a worker is replaced
 
     def __post_init__(self) -> None:
-        self._check_numbers()
-        address = self.address
-        if address is None or address == "auto":
-            return
-        host, _, port = str(address).removeprefix("ray://").rpartition(":")
-        if not host or not port.isdecimal():
-            raise UserError(
-                f"workers must be a number, auto, HOST:PORT or ray://HOST:PORT, got {address!r}: as"
-                " in ray://10.0.0.1:10001"
-            )
-
-    def _check_numbers(self) -> None:
-        """Raise for numbers of another type, or out of bounds."""
         count = self.count
         if count is not None and (type(count) is not int or count < 1):
             raise UserError(f"workers must be 1 or more, got {count!r}: raise it")
@@ -313,10 +291,20 @@ class Workers:
             if not (0 < value < math.inf or (zero_is_fine and value == 0)):
                 bound = "0 or more" if zero_is_fine else "more than 0"
                 raise UserError(f"{name} must be {bound}, got {value}: raise it")
+        address = self.address
+        if address is None or address == "auto":
+            return
+        host, _, port = str(address).removeprefix("ray://").rpartition(":")
+        if not host or not port.isdecimal():
+            raise UserError(
+                f"workers must be a number, auto, HOST:PORT or ray://HOST:PORT, got {address!r}: as"
+                " in ray://10.0.0.1:10001"
+            )
 
 
 def config_from(values: Mapping[str, Any]) -> RunConfig:
-    """A config from plain values by name; defaults for the rest."""
+    """Return a config from plain values by name; defaults for the rest."""
+    # Of the command line, a RUN.toml, Python or the page: all arrive as plain values.
     known = check_values(values)
     if known.get("quick"):
         known = QUICK | known  # --quick does not override what was said
@@ -329,7 +317,7 @@ def config_from(values: Mapping[str, Any]) -> RunConfig:
 
 
 def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
-    """Values of known options, each converted to its type; raise for any other."""
+    """Return values of known options, each converted to its type; raise for any other."""
     hints = get_type_hints(RunConfig)
     for name, value in values.items():
         words = [value] if isinstance(value, str) else value
@@ -341,7 +329,7 @@ def check_values(values: Mapping[str, Any], where: str = "") -> dict[str, Any]:
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The options that a RUN.toml sets, those of workers aside."""
+    """Return the options that a RUN.toml sets, those of workers aside."""
     content = {name: one for name, one in _read_table(path).items() if name != "workers"}
     return check_values(content, f" in {path.name}")
 
@@ -365,7 +353,7 @@ def _read_table(path: Path) -> dict[str, Any]:
 
 
 def read_workers(path: Path) -> dict[str, Any]:
-    """The table [workers] of a RUN.toml: what `Workers` has."""
+    """Return the table [workers] of a RUN.toml: what `Workers` has."""
     found = _read_table(path).get("workers", {})
     if not isinstance(found, dict):
         raise UserError(f"workers in {path.name} must be a table, [workers], got {found!r:.100}")
@@ -377,7 +365,7 @@ def read_workers(path: Path) -> dict[str, Any]:
 
 
 def workers_from(values: Mapping[str, Any]) -> Workers | None:
-    """The workers of plain values; None where units are computed in this process.
+    """Return the workers of plain values; None where units are computed in this process.
 
     `workers` is the word of the command line: a count, or the address of a cluster. The others are
     the fields of `Workers`.
@@ -412,7 +400,7 @@ def write_toml(path: Path, config: RunConfig) -> None:
 
 
 def kinds_of(hint: Any) -> tuple[Any, ...]:
-    """The types of a union, or the one type.
+    """Return the types of a union, or the one type.
 
     >>> kinds_of(int | None), kinds_of(str)
     ((<class 'int'>, <class 'NoneType'>), (<class 'str'>,))
@@ -421,16 +409,18 @@ def kinds_of(hint: Any) -> tuple[Any, ...]:
 
 
 def _converted(name: str, value: Any, hint: Any) -> Any:
-    """The value as the type of an option; raise where it has another or is out of bounds."""
+    """Return the value as the type of an option; raise where it has another or is out of bounds."""
     if name == "score" and isinstance(value, str):
         is_function = value.startswith("python:")
         if value not in KINDS and not is_function:
             raise unknown("score", value, (*KINDS, "python:FILE.py:FUNCTION"))
     kinds = kinds_of(hint)
+    # Bounds are declared beside the option.
     about = RunConfig.__dataclass_fields__[name].metadata
     if value is None and type(None) in kinds:
         return None
-    found = next((one for kind in kinds if (one := _as(value, kind)) is not None), None)
+    fits = [_as(value, kind) for kind in kinds]
+    found = next((one for one in fits if one is not None), None)
     if found is None:
         words = [word for kind in kinds for word in _words(kind)]
         if isinstance(value, str) and get_origin(hint) is Literal:
@@ -450,7 +440,7 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
 
 
 def _as(value: Any, kind: Any) -> Any:
-    """The value as this type, None where it does not fit."""
+    """Return the value as this type, None where it does not fit."""
     if get_origin(kind) is Literal:
         return value if value in get_args(kind) else None
     if get_origin(kind) is tuple:

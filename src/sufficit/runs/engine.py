@@ -18,13 +18,15 @@ from sufficit.probes.standard import stacked
 from sufficit.progress import Progress
 from sufficit.runs.drawing import drawn_rows, holding
 from sufficit.runs.job import Job
+from sufficit.runs.record import SearchRecord
 from sufficit.runs.results import RunResults
-from sufficit.runs.search import found_alpha
-from sufficit.runs.spread import Score, Spread, in_this_process, score_missing
+from sufficit.runs.search import best_alpha, search_alpha
+from sufficit.runs.spread import Spread, in_this_process, score_missing
 from sufficit.runs.stopping import Stopping
 from sufficit.runs.store import Store
 from sufficit.runs.table import write_results
 from sufficit.runs.unit_rows import Rows
+from sufficit.statistics import Estimate
 
 
 def run(
@@ -33,7 +35,7 @@ def run(
     *,
     overwrite: bool = False,
     progress: bool | Progress | None = None,
-    spread: "Spread | None" = None,
+    spread: Spread | None = None,
 ) -> RunResults:
     """Score every source on every image by every probe. Run again to resume.
 
@@ -42,28 +44,36 @@ def run(
     compute = spread or in_this_process
     with quiet(), closing(job), Store.locked(out, overwrite=overwrite) as owned:
         key = job.key()  # once: it reads all weights, and all images in memory
+        # A finished run has no units: `start` would begin it again.
         finished = _finished(job, owned, key)
         if finished is not None:
             return finished
         store = owned.start(key, job.entries)
-        search = None
+        search: SearchRecord | None = None
+        own_best: dict[str, Estimate] = {}  # MSI of each source at the alpha_min best for it alone
         if job.is_searching:
-            search = found_alpha(job, store.folder, scoring, compute, progress)
-            job = replace(job, alpha_min=search.best)
+            search, own_best = search_alpha(job, store.folder, score_unit, compute, progress)
+            ranked = [search.mean_msi[name] for name in job.ranked]
+            job = replace(job, alpha_min=best_alpha(search.alphas, ranked))
+        # Some probes need images before all others: the leak its donors.
         job = holding(job, store, compute, progress)
+        score = partial(score_unit, job)
         units = range(len(job.units))
         stopping = None if job.config.within is None else Stopping(job)
-        score_missing(job, store, scoring(job), units, compute, progress, stopping=stopping)
+        score_missing(job, store, score, units, compute, progress, stopping=stopping)
         if stopping is not None and stopping.units is not None:
             units = range(stopping.units)
             store.remove_after(stopping.units)
-        return write_results(job, store, units, search, temporary=out is None)
+        return write_results(job, store, units, search, own_best, temporary=out is None)
 
 
 def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
-    """Read, draw, ask: the rows of one unit."""
+    """Read, draw and ask: return the rows of one unit.
+
+    `following` is read meanwhile.
+    """
     rows, batch, heatmaps = drawn_rows(job, unit, following)
-    if batch is None:
+    if batch is None:  # no image can be scored: the file of the unit says so, and that it is done
         return rows
     for probe in job.probes:
         places = batch.places(probe.images)
@@ -72,6 +82,7 @@ def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
             if len(places) < len(batch):  # a copy of all maps takes time on a GPU
                 some = {name: one[places] for name, one in heatmaps.items()}
             rows.add(probe(batch.rows(places), some), places)
+    # After all probes: a derived column may read those of several.
     for derived in job.derived:
         for source, columns in rows.values.items():
             value = derived.compute(stacked(columns, derived.of))
@@ -79,13 +90,8 @@ def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
     return rows
 
 
-def scoring(job: Job) -> Score:
-    """What computes a unit of a job."""
-    return partial(score_unit, job)
-
-
 def _finished(job: Job, owned: Store, key: dict[str, object]) -> RunResults | None:
-    """The results of this very run, if they are in its folder; raise for another run's."""
+    """Return the results of this very run, if they are in its folder; raise for another run's."""
     record = owned.finished(key, job.entries)
     if record is not None and job.config.save_heatmaps <= record["config"]["save_heatmaps"]:
         try:

@@ -28,7 +28,8 @@ class Group:
 
 
 def groups(store: Store, units: range, *, answers: bool = False) -> Iterator[Group]:
-    """The rows of all units, some thousand images at a time; units without images are left out."""
+    """Yield the rows of all units, some thousand images at a time."""
+    # Units are small: arrays of a few rows would cost more than the sums.
     waiting: list[Rows] = []
     for unit in units:
         waiting.append(store.read(unit, answers=answers))
@@ -40,6 +41,7 @@ def groups(store: Store, units: range, *, answers: bool = False) -> Iterator[Gro
 
 
 def _joined(parts: Sequence[Rows]) -> Group:
+    """Return the rows of some units as one group."""
     some = [rows for rows in parts if len(rows)]
     sources = dict.fromkeys(source for rows in some for source in rows.values)
     return Group(
@@ -53,7 +55,7 @@ def _joined(parts: Sequence[Rows]) -> Group:
 
 
 def _columns_of(source: str, parts: Sequence[Rows]) -> dict[str, Floats]:
-    """The columns of a source; NaN where a probe of some images looked at none of a unit."""
+    """Return the columns of a source; NaN where a probe of some images looked at none of a unit."""
     tables = [rows.values.get(source, {}) for rows in parts]
     names = dict.fromkeys(name for table in tables for name in table)
     blank = {len(rows): torch.full((len(rows),), torch.nan, dtype=torch.float64) for rows in parts}
@@ -66,5 +68,5 @@ def _columns_of(source: str, parts: Sequence[Rows]) -> dict[str, Floats]:
 
 
 def nothing(n: int) -> Floats:
-    """A column without values: [n]."""
+    """Return a column without values: [n]."""
     return np.full(n, np.nan)

@@ -93,6 +93,7 @@ class Job:
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields for a worker, which needs no list of images: units hold theirs."""
+        # Not vars(self): cached properties may be large, and each worker makes its own.
         state = {one.name: getattr(self, one.name) for one in fields(self)}
         # Some probes and derived columns depend on the list of images.
         return state | {"probes": self.probes, "derived": self.derived, "entries": None}
@@ -132,6 +133,7 @@ class Job:
         guarded: list[Any] = [
             GuardedProbe(one, self.classifier, self.config.seed) for one in self.extra
         ]
+        # A user's probe must leave the model as it was and draw by seed: a guard sees to both.
         found = [*probes_of(self), *guarded]
         check_column_names(found, self.derived)
         if self.held is None:
@@ -152,6 +154,7 @@ class Job:
     @cached_property
     def units(self) -> Units:
         """The images in numbered batches."""
+        # A first run looks at a sample, a run with `within` at images in random order.
         if self.some is not None:
             return Units(self.entries, np.array(self.some, dtype=np.int64))
         return Units(self.entries, None if self.config.within is None else self.order)
@@ -233,23 +236,21 @@ class Job:
         """Where the units are computed."""
         return self.placed or str(self.classifier.device)
 
-    def of_role(self, role: str) -> list[str]:
-        """The names of the sources of a role."""
-        return [source.name for source in self.sources if source.role == role]
-
     @property
     def ranked(self) -> list[str]:
         """The sources that are compared: methods, or all if there is none."""
-        return self.of_role("method") or [source.name for source in self.sources]
+        methods = [source.name for source in self.sources if source.role == "method"]
+        return methods or [source.name for source in self.sources]
 
     @property
     def controls(self) -> list[str]:
-        """The sources that any method must beat."""
+        """The sources that any method must beat; none where controls alone are compared."""
         ranked = self.ranked
-        return [name for name in self.of_role("control") if name not in ranked]
+        controls = [source.name for source in self.sources if source.role == "control"]
+        return [name for name in controls if name not in ranked]
 
     def sample(self, most: int) -> frozenset[int]:
-        """Up to so many images, evenly spaced; of images in random order the first ones.
+        """Return up to so many images, evenly spaced; of images in random order the first ones.
 
         A run with `within` may stop early, so that its samples must be among the first images.
         """
@@ -261,11 +262,11 @@ class Job:
         return frozenset(i * images // count for i in range(count))
 
     def asking_only(self, images: Sequence[int], probe: Probe) -> "Job":
-        """The job of a first run that puts one probe to some of the images."""
+        """Return the job of a first run that puts one probe to some of the images."""
         return replace(self, some=tuple(images), only=(probe,), truth=None, held=None)
 
     def search_calls(self) -> int | None:
-        """Masks per image while alpha_min is searched for; None for all."""
+        """Return masks per image while alpha_min is searched for; None for all."""
         if self.config.most_calls is None:
             return None
         return max(self.config.most_calls, SEARCHED)
@@ -276,7 +277,10 @@ class Job:
             source.close()
 
     def key(self) -> dict[str, Any]:
-        """All that must be the same to resume. Model, data and sources count by their content."""
+        """Return all that must be the same to resume.
+
+        Model, data and sources count by their content.
+        """
         classifier = self.classifier
         settings = {
             name: value for name, value in asdict(self.config).items() if name not in NOT_IN_KEY
@@ -304,7 +308,7 @@ class Job:
 
 
 def look_sizes(images: int, unit: int) -> list[int]:
-    """The number of units at each look: from those of 200 images on, some more each time, then all.
+    """Return the number of units at each look: those of 200 images, some more each time, then all.
 
     >>> look_sizes(300, 32)
     [7, 8, 9, 10]
@@ -328,10 +332,10 @@ def make_job(
     metrics: Mapping[str, AnyMetric] | None = None,
     probes: Sequence[Probe] = (),
 ) -> Job:
-    """The job of a config; raise here, before any image is scored, for what is wrong with it.
+    """Return the job of a config; raise before any image is scored for what is wrong with it.
 
     A classifier, images, sources, a size of units, a twin or a truth replace those that the config
-    names.
+    names: Python may have them in memory. A config cannot name metrics and probes.
     """
     if unit is not None:
         config = replace(config, unit_size=unit)
@@ -343,6 +347,7 @@ def make_job(
             seed=config.seed,
             normalize=config.normalize,
         )
+    # Sources name folders of the run: no two alike, none as a folder of its own.
     check_names(sources, RESERVED)
     if classifier is None:
         classifier = load_model(replace(config, layer=None))  # sources name their layer
@@ -351,12 +356,17 @@ def make_job(
             f"the classifier gives {classifier.output}, not {config.output}: set it there, as in"
             f' Classifier(..., output="{config.output}")'
         )
-    config, classifier = _with_score(config, classifier, twin)
+    if config.score.startswith("python:") or classifier.score is not None:
+        config, classifier = _with_score(config, classifier, twin)
     if images is None:
         images = open_images(
             config.data, image_column=config.image_column, label_column=config.label_column
         )
-    twin = _twin_of(config, twin, classifier, images)
+    if twin is None and config.twin is not None:
+        twin = _load_twin(config.twin, config)
+    if twin is not None:
+        _check_twin(twin, classifier, images)
+    # What is cheap to check comes before images are listed, which may take minutes.
     check_batch_size(config.batch_size)
     _check_fills(config, classifier, twin)
 
@@ -385,25 +395,19 @@ def make_job(
         metrics=check_metrics(metrics),
         extra=tuple(probes),
     )
+    # The number of masks decides how long the run is, and so how large its units are.
     job = _in_smaller_units(_with_calls(job))
-    _check_files(job)
-    _check_msi(job)
-    for probe in job.probes:
-        _ = probe.calls  # raises for too few calls
+    _check(job)
     return job
 
 
-def _check_files(job: Job) -> None:
-    """Raise where sources or truth do not fit the images."""
+def _check(job: Job) -> None:
+    """Raise where sources, truth, columns or masks do not go together."""
     names = [entry.image.name for entry in job.entries]
     for source in job.sources:
         source.check(job.classifier, names)
     if job.truth is not None:
         job.truth.check(names)
-
-
-def _check_msi(job: Job) -> None:
-    """Raise where a check or a search needs MSI, which is not scored."""
     has_msi = MSI in job.scoring.metrics
     needs_msi = job.config.within or "ceiling" in job.config.wanted_checks
     if needs_msi and (job.is_searching or not has_msi):
@@ -414,10 +418,13 @@ def _check_msi(job: Job) -> None:
         )
     if job.is_searching and not has_msi:
         raise UserError('alpha_min="search" maximises MSI: add "msi" to columns')
+    for probe in job.probes:
+        _ = probe.calls  # raises for too few masks
 
 
 def _with_calls(job: Job) -> Job:
-    """The job with the number of masks and donors that its images and sources call for."""
+    """Return the job with the number of masks and donors that its images and sources call for."""
+    # As a run of sampled masks would have it: for the fewest that leave means unbiased.
     sampled = replace(job, config=replace(job.config, calls=SAMPLED))
     probe = BandProbe(MaskedModel(job.classifier), tuple(sampled.scoring.columns))
     config = job.config.for_images(
@@ -430,7 +437,10 @@ def _with_calls(job: Job) -> Job:
 
 
 def _in_smaller_units(job: Job) -> Job:
-    """The job with smaller units where a run is long and has few images, so that it keeps some."""
+    """Return the job with smaller units if it is long and has few images.
+
+    Then an interruption loses little.
+    """
     few = math.ceil(len(job.entries) / FEWEST_UNITS)
     # Forward passes times weights is about proportional to the time that a run takes.
     weights = sum(one.numel() for one in job.classifier.bare.parameters())
@@ -440,38 +450,38 @@ def _in_smaller_units(job: Job) -> Job:
     return replace(job, entries=entries.labelled(job.entries.numbers, job.entries.target))
 
 
-def _twin_of(
-    config: RunConfig, twin: Classifier | None, classifier: Classifier, images: ImageSource
-) -> Classifier | None:
-    """The twin that is given, or that the config names; raise where it has other classes."""
-    if twin is None and config.twin is not None:
-        if ":" not in config.twin and not (place(config.twin) / DESCRIPTION).exists():
-            raise UserError(
-                f"a twin is a folder with {DESCRIPTION}, {config.twin} is none: give the folder"
-                " that sufficit train-twin wrote"
-            )
-        twin = load_classifier(config.twin, device=config.device, precision=config.precision)
-    if twin is not None:
-        check_twin(classifier, twin)
-        own = num_classes(twin, images)
-        wanted = num_classes(classifier, images)
-        if own != wanted:
-            raise UserError(
-                f"the twin has {own} classes and the model {wanted}: give a twin of this model"
-            )
-    return twin
+def _load_twin(source: str, config: RunConfig) -> Classifier:
+    """Load the twin that a config names."""
+    if ":" not in source and not (place(source) / DESCRIPTION).exists():
+        raise UserError(
+            f"a twin is a folder with {DESCRIPTION}, {source} is none: give the folder that"
+            " sufficit train-twin wrote"
+        )
+    return load_classifier(source, device=config.device, precision=config.precision)
+
+
+def _check_twin(twin: Classifier, classifier: Classifier, images: ImageSource) -> None:
+    """Raise for a twin of another model."""
+    check_twin(classifier, twin)
+    own = num_classes(twin, images)
+    wanted = num_classes(classifier, images)
+    if own != wanted:
+        raise UserError(
+            f"the twin has {own} classes and the model {wanted}: give a twin of this model"
+        )
 
 
 def _with_score(
     config: RunConfig, classifier: Classifier, twin: Classifier | None
 ) -> tuple[RunConfig, Classifier]:
-    """Config and classifier of a run; a score of the user's has no classes, so no leakage."""
+    """Return config and classifier of a run with a score of the user's own.
+
+    Such a score has no classes, and so neither labels nor leakage.
+    """
     if config.score.startswith("python:") and classifier.score is None:
         function = python_function(config.score.removeprefix("python:"))
         classifier = classifier.with_score(function)
         classifier.code += code_digest(function)
-    if classifier.score is None:
-        return config, classifier
     if twin is not None or config.twin is not None or config.targets == "label":
         raise UserError("a score of your own has no classes: leave out --twin and --targets label")
     checks = tuple(sorted(config.wanted_checks - {"leak"}))
@@ -492,7 +502,7 @@ def _check_fills(config: RunConfig, classifier: Classifier, twin: Classifier | N
 
 
 def load_model(config: RunConfig) -> Classifier:
-    """The classifier that a config names."""
+    """Return the classifier that a config names."""
     return load_classifier(
         config.model,
         weights=config.weights,
@@ -507,14 +517,14 @@ def load_model(config: RunConfig) -> Classifier:
 
 
 def _model_digest(classifier: Classifier) -> str:
-    """The weights to the bit; a fingerprint is alike for weights that are nearly the same."""
+    """Return a digest of the weights to the bit; a fingerprint allows for rounding."""
     state = {**dict(classifier.bare.named_parameters()), **dict(classifier.bare.named_buffers())}
     weights = digest(*state.values())
     return _digest([list(state), weights, classifier.mean, classifier.std, classifier.output])
 
 
 def _metric_digest(metric: AnyMetric) -> str:
-    """The code of a column of the user's."""
+    """Return a digest of the code of a column of the user's."""
     return identity_of(metric.measure if isinstance(metric, MapMetric) else metric.formula)
 
 

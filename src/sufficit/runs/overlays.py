@@ -43,12 +43,14 @@ from sufficit.runs.spread import Spread, UnitProgress, in_this_process
 from sufficit.runs.store import RUN, Store
 from sufficit.runs.unit_rows import EMPTY, SKIPPED, Rows
 
-OVERLAYS, REGIONS = "overlays", "regions"  # folders of pictures
+# Folders of pictures.
+OVERLAYS = "overlays"
+REGIONS = "regions"
 SHEET_ROWS = 24  # images of a sheet, and of a unit
 
 
 def images_in(paths: Sequence[Path]) -> ImageSource:
-    """The images among files and folders, each under its own name."""
+    """Return the images among files and folders, each under its own name."""
     found: list[ImageFile] = []
     for path in paths:
         if path.suffix == ".parquet" or path.is_dir():
@@ -66,7 +68,7 @@ def images_in(paths: Sequence[Path]) -> ImageSource:
 
 
 def class_number(target: str, classes: Sequence[str] | None) -> int:
-    """A class by number or by name."""
+    """Return a class by number or by name."""
     named = class_named(target, class_forms(classes or ()))
     if named is not None:
         return named
@@ -93,15 +95,18 @@ def explain_run(
     after its end, it draws nothing.
     """
     earlier: list[str] = []  # the methods of a run of explain that is in the folder
+    # Before the folder is cleared: what this command may overwrite.
     with suppress(UserError, KeyError, TypeError):
         earlier = list(read_json(out / "run.json")["methods"])
     compute = spread or in_this_process
+    # No probes: maps are drawn, not scored.
     job = replace(job, only=())
     with quiet(), closing(job), Store.locked(out, overwrite=overwrite) as owned:
         if overwrite:  # its files, and nothing else
             remove_folder(out / OVERLAYS)
             remove_folder(out / REGIONS)
             (out / CERTIFICATES).unlink(missing_ok=True)
+            # Not a sheet-final.png of the user's own.
             sheets = (p for p in out.glob("sheet*.png") if re.fullmatch(r"sheet(-\d+)?", p.stem))
             for path in [*sheets, *(p for p in out.glob("*.npz") if p.stem in earlier)]:
                 path.unlink()
@@ -120,6 +125,7 @@ def explain_run(
             shown = UnitProgress(tick, done, total, max(1, total * usual_passes(job)))
             with counted(shown.passed if tick else None):
                 for rows in compute(job, store, partial(explain_unit, job), missing):
+                    # Pictures first: the file of a unit says that all of its work is done.
                     _draw_pictures(job, out, rows)
                     store.write(rows)
                     shown.done(job.units.images_in([rows.unit]))
@@ -136,7 +142,7 @@ def explain_run(
 
 
 def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
-    """What run.json holds; raise if no image could be drawn."""
+    """Return what run.json holds; raise if no image could be drawn."""
     skipped: dict[str, str] = {}
     targets: dict[str, int] = {}
     empty = dict.fromkeys((source.name for source in job.sources), 0)
@@ -150,6 +156,7 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
             if source in uncut:
                 enough = zip(rows.names, columns["fit_enough"].tolist(), strict=True)
                 uncut[source] += [name for name, is_enough in enough if not is_enough]
+    # Nothing to resume: whoever repairs the files starts again.
     if not targets:
         store.clear_units()
     check_any(len(targets), len(skipped), skipped)
@@ -173,7 +180,7 @@ def _record(job: Job, store: Store, units: range) -> dict[str, Any]:
 def _heatmaps(
     job: Job, store: Store, units: range, source: str
 ) -> Iterator[tuple[str, Tensor, float | None]]:
-    """Every image's name, heatmap at the image's size, and share if it is cut."""
+    """Yield every image's name, heatmap at the image's size, and share if it is cut."""
     for unit in units:
         kept = store.read_maps(unit)
         if kept.names:
@@ -237,7 +244,7 @@ def row_title(name: str, probabilities: Tensor, target: int, classes: Sequence[s
 
 
 def _picture(folder: Path, name: str) -> Path:
-    """The path of a picture below a folder, which is made; raise where the name leads out of it."""
+    """Make the folder of a picture and return its path; raise if the name leads out of it."""
     path = make_folder(folder) / name
     if not path.resolve().is_relative_to(folder.resolve()):
         raise UserError(f"{name!r} leads out of {folder}: rename the image")

@@ -27,39 +27,50 @@ from sufficit.probes.standard import (
     held_out_probe,
 )
 from sufficit.runs.config import DONORS
-from sufficit.sources import Method, Source
+from sufficit.sources import Method
 
 if TYPE_CHECKING:
     from sufficit.runs.job import Job
 
 HELD_OUT_FILLS = ("blur", "mean", "noise")  # the first that nothing else uses
 ALPHA_CURVE = "msi_alpha"
-CURVE_IMAGES, CEILING_IMAGES, HEAD_IMAGES = 16, 64, 8
+# The most images that a check of a sample looks at: what each costs is in `CHECKS`.
+CURVE_IMAGES = 16
+CEILING_IMAGES = 64
+HEAD_IMAGES = 8
 
 
 def probes_of(job: "Job") -> list[Probe]:
-    """The probes of a job. A new trust check is a class in `sufficit.probes` and a line here."""
-    checks, scored = job.config.wanted_checks, MSI in job.scoring.metrics
+    """Return the probes of a job.
+
+    A new trust check is a class in `sufficit.probes` and a line here.
+    """
+    checks = job.config.wanted_checks
+    scored = MSI in job.scoring.metrics
     models = models_of(job)
     found = column_probes(job.scoring, models)
-    if "fill" in checks and scored and (fill := held_out_fill(job)):
+    fill = held_out_fill(job)
+    if "fill" in checks and scored and fill is not None:
         found.append(held_out_probe(job.scoring, _asked(job, fill), fill, few=True))
     if "alpha-curve" in checks and scored and job.config.alpha_min != "search":
         found += _alpha_curve(job, models[0], after=found)
+    # A donor is another image: one image has none.
     if "leak" in checks and len(job.entries) > 1:
         found.append(_leak(job, models[0].asked))
     if "regions" in checks:
         found.append(PartsProbe(models[0].asked, job.schedule.alpha_min))
     if "ceiling" in checks and scored:
         found.append(_ceiling(job))
-    if "head" in checks and (drawing := [one for one in job.sources if isinstance(one, Method)]):
+    # Only methods draw again for another output layer: files and functions are what they are.
+    drawing = tuple(one for one in job.sources if isinstance(one, Method))
+    if "head" in checks and drawing:
         images = job.sample(HEAD_IMAGES)
-        found.append(HeadProbe(job.classifier, tuple(drawing), job.config.seed, images))
+        found.append(HeadProbe(job.classifier, drawing, job.config.seed, images))
     return found
 
 
 def derived_of(job: "Job") -> list[Derived]:
-    """The columns that are computed from those of the probes."""
+    """Return the columns that are computed from those of the probes."""
     if MSI not in job.scoring.metrics:
         return []
     held_out = "fill" in job.config.wanted_checks and held_out_fill(job) is not None
@@ -67,7 +78,7 @@ def derived_of(job: "Job") -> list[Derived]:
 
 
 def models_of(job: "Job") -> list[AskedModel]:
-    """The model and its twin with every fill."""
+    """Return the model and its twin with every fill."""
     return asked_models(
         job.classifier,
         job.config.fills,
@@ -79,19 +90,15 @@ def models_of(job: "Job") -> list[AskedModel]:
 
 
 def held_out_fill(job: "Job") -> str | None:
-    """The first fill of a few that neither the run nor a source asks the model with."""
-    asked = {*job.config.fills, *(fill for one in job.sources for fill in asked_fills(one))}
+    """Return the first fill of a few that neither the run nor a source asks the model with."""
+    asked = {*job.config.fills}
+    for source in job.sources:
+        asked |= {*getattr(source, "fills", ())}  # of a source that asks the model while it draws
     return next((fill for fill in HELD_OUT_FILLS if fill not in asked), None)
 
 
-def asked_fills(source: Source) -> tuple[str, ...]:
-    """The fills that a source asks the model with while it draws."""
-    found: tuple[str, ...] = getattr(source, "fills", ())
-    return found
-
-
 def alpha_probe(job: "Job", model: AskedModel, *, coarse: bool, calls: int | None) -> BandProbe:
-    """MSI at many alpha_min, as candidates of one column."""
+    """Return the probe of MSI at many alpha_min, as candidates of one column."""
     config = job.config
     value_step = coarse_step(config.value_step) if coarse else config.value_step
     percent_step = 0.02 if coarse else config.percent_step
@@ -103,12 +110,12 @@ def alpha_probe(job: "Job", model: AskedModel, *, coarse: bool, calls: int | Non
 
 
 def coarse_step(value_step: float) -> float:
-    """The step of a sample's curves: 0.05, or the run's step where it is larger."""
+    """Return the step of a sample's curves: 0.05, or the run's step where it is larger."""
     return max(0.05, value_step)
 
 
 def _alpha_curve(job: "Job", model: AskedModel, after: list[Probe]) -> list[Probe]:
-    """MSI over alpha_min on a sample, for half of what the scores cost at most.
+    """Return the probe of MSI over alpha_min on a sample, for at most half the scores' cost.
 
     Or on one image, where that costs no more than the scores.
     """
@@ -123,6 +130,7 @@ def _alpha_curve(job: "Job", model: AskedModel, after: list[Probe]) -> list[Prob
 
 
 def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
+    """Return the probe of leakage, with the images it holds."""
     labels = torch.from_numpy(job.entries.labels())
     pool = draw_pool(labels, POOL, job.config.seed)
     return LeakProbe(
@@ -143,17 +151,20 @@ def _ceiling(job: "Job") -> CeilingProbe:
     )
     column = Column(OWN, _msi(), (schedule,), Heading("MSI", "MSI"))
     images = job.sample(CEILING_IMAGES)
+    # Scored with a fill that the search has not seen, or a box could fit its fill.
     inner = BandProbe(_asked(job, fill), (column,), key="ceiling", images=images)
     fills = tuple(one for one in SEARCHED_FILLS if one != fill)
     return CeilingProbe(inner, fills, images=images)
 
 
 def _asked(job: "Job", fill: str) -> MaskedModel:
+    """Return the model with a fill."""
     model = job.classifier
     return MaskedModel(model, fill, job.config.batch_size, job.copies.get(model))
 
 
 def _msi() -> Metric:
+    """Return the formula of MSI, which needs the model."""
     found = METRICS[MSI]
     assert isinstance(found, Metric)
     return found

@@ -56,7 +56,7 @@ class RayCluster:
             shutil.rmtree(self._temp, ignore_errors=True)
 
     def wanted(self) -> int:
-        """How many workers to have: as asked, or as many as the cluster has room for now."""
+        """Return how many workers to have: as asked, or as many as the cluster has room for now."""
         if self.workers.count is not None:
             return self.workers.count
         has = self.ray.cluster_resources()
@@ -66,7 +66,7 @@ class RayCluster:
         return max(1, int(min(room)))
 
     def room(self) -> str:
-        """What each worker needs and the cluster has, in words."""
+        """Return what each worker needs and the cluster has, in words."""
         has = self.ray.cluster_resources()
         return (
             f"each needs {self.workers.cpus:g} CPUs and {self.gpus:g} GPUs, the cluster has"
@@ -128,7 +128,7 @@ class RayCluster:
 
 
 def _gpus(workers: Workers, device: torch.device) -> float:
-    """GPUs per worker: as asked, else one if the model is on a GPU, or a share where few are."""
+    """Return the GPUs per worker: as asked, else one if the model is on a GPU, or a share."""
     if workers.gpus is not None:
         return workers.gpus
     if device.type != "cuda":
@@ -139,7 +139,7 @@ def _gpus(workers: Workers, device: torch.device) -> float:
 
 
 def _import_ray(*, here: bool) -> ModuleType:
-    """Ray without usage statistics; what it starts here listens on the loopback alone."""
+    """Import Ray without usage statistics; what it starts here listens on the loopback alone."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # keep CUDA_VISIBLE_DEVICES
     os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", ".")  # else it prints deaths to stdout

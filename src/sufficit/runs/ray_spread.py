@@ -77,6 +77,7 @@ class RayWorkers:
             score, job, device=self.cluster.device, threads=threads, sample=_sample(units)
         )
         self.shipment = ray.put(shipment)
+        # Now: a cluster may have grown since the last spread.
         self.count = self.cluster.wanted()
         self.warning = time.monotonic() + PATIENCE
         tries = Tries(units, job, store)
@@ -126,7 +127,7 @@ class RayWorkers:
         return [rows for rows in received if rows is not None]
 
     def receive(self, reference: Any, tries: "Tries") -> Rows | None:
-        """The rows that a worker computed; None if it has loaded the job, or failed."""
+        """Return the rows that a worker computed; None if it has loaded the job, or failed."""
         worker = self.busy.pop(reference)
         try:
             found: Rows | str | Problem = self.cluster.ray.get(reference)
@@ -183,7 +184,8 @@ class Tries:
 
     def __init__(self, units: Collection[Unit], job: Job, store: Store) -> None:
         self.total = self.left = len(units)
-        self.job, self.store = job, store
+        self.job = job
+        self.store = store
         self._new = iter(units)  # read from the list of images when their turn comes
         self._again = deque[Unit]()
         self._tries = Counter[int]()
@@ -191,7 +193,7 @@ class Tries:
         self._sizes: dict[tuple[int, ...], str] = {}  # an image of each size
 
     def next(self) -> Unit | None:
-        """A unit that no worker has; one that failed comes after all others."""
+        """Return a unit that no worker has; one that failed comes after all others."""
         unit = next(self._new, None)
         return self._again.popleft() if unit is None and self._again else unit
 
@@ -214,6 +216,7 @@ class Tries:
         self.left -= 1
         self.store.write_failure(unit.number, unit.names, reason)
         _warn(f"{called} failed: {reason}")
+        # Whatever fails in each of the first units fails in all.
         if len(self._failed) == TRIES and self.left == self.total - TRIES:
             self.left = 0  # none had rows: the others would fail as well
 
@@ -230,7 +233,7 @@ class Tries:
 
 
 def _sample(units: Collection[Unit]) -> SourceImage | None:
-    """An image that can be read here."""
+    """Return an image that can be read here."""
     images = (entry.image for unit in units for entry in unit.entries)
     return next((image for image in images if image.is_there()), None)
 

@@ -39,6 +39,7 @@ class Problem:
 
 
 def _versions() -> dict[str, str]:
+    """Return the versions that must be the same on all machines."""
     return {name: version(name) for name in ("sufficit", "torch")}
 
 
@@ -67,7 +68,7 @@ class UnitWorker:
         return _attempt(lambda: self._load(given))
 
     def compute(self, unit: Unit) -> Rows | Problem:
-        """The rows of a unit."""
+        """Return the rows of a unit."""
         return _attempt(lambda: self._compute(unit))
 
     def _load(self, given: Shipment) -> str:
@@ -78,6 +79,7 @@ class UnitWorker:
                     f"{host} has {name} {found}, the driver {given.versions[name]}: install the"
                     " same version"
                 )
+        # Relative paths of the user's mean the same; the folder may not be there.
         with suppress(OSError):
             os.chdir(given.folder)
         torch.set_num_threads(given.threads)
@@ -106,6 +108,7 @@ class UnitWorker:
         return f"process {os.getpid()} on {host}, log {log}"
 
     def _compute(self, unit: Unit) -> Rows:
+        # No unit is read ahead: which one comes next is the driver's choice.
         rows = self.score(unit, None)
         # The driver may have no GPU.
         rows.maps = {name: one.to("cpu") for name, one in rows.maps.items()}
@@ -115,7 +118,7 @@ class UnitWorker:
 def ship(
     score: Score, job: Job, *, device: str, threads: int, sample: SourceImage | None
 ) -> Shipment:
-    """All that a worker needs to compute units as this process does."""
+    """Return all that a worker needs to compute units as this process does."""
     from ray import cloudpickle
 
     for module in _own_modules():
@@ -131,13 +134,13 @@ def ship(
 
 
 def short(error: BaseException) -> str:
-    """The kind of an error, the start of its message, and what helps if memory was short."""
+    """Return the kind of an error, the start of its message, and what helps if memory was short."""
     text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     return f"{text}. {MORE_MEMORY}" if lacks_memory(error) else text
 
 
 def lacks_memory(error: BaseException) -> bool:
-    """Whether an error, or its cause, is a lack of memory; another try may find more."""
+    """Return whether an error, or its cause, is a lack of memory; another try may find more."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True  # Ray's and torch's have that name
     if any(words in str(error) for words in NO_MEMORY):
@@ -146,7 +149,7 @@ def lacks_memory(error: BaseException) -> bool:
 
 
 def _attempt(work: Callable[[], Found]) -> Found | Problem:
-    """What some work gives, or why it failed; the log of the worker has the whole error."""
+    """Do some work; return what it gives, or why it failed. The log has the whole error."""
     try:
         with quiet():
             return work()
@@ -158,7 +161,7 @@ def _attempt(work: Callable[[], Found]) -> Found | Problem:
 
 
 def _held_tensors(job: Job) -> Iterator[Tensor]:
-    """The tensors of the images that were drawn before all others."""
+    """Yield the tensors of the images that were drawn before all others."""
     if job.held is None:
         return
     donors = job.held.donors
@@ -169,7 +172,7 @@ def _held_tensors(job: Job) -> Iterator[Tensor]:
 
 
 def _cannot_send(job: Job, error: Exception) -> UserError:
-    """What of a job cannot be pickled."""
+    """Return an error that names what of a job cannot be pickled."""
     from ray import cloudpickle
 
     parts: dict[str, object] = {"the model": job.classifier, "the twin": job.twin}
@@ -187,7 +190,7 @@ def _cannot_send(job: Job, error: Exception) -> UserError:
 
 
 def _own_modules() -> list[ModuleType]:
-    """The user's modules of a single file, which a worker can't import: python:FILE.py:FUNCTION."""
+    """Return the user's modules of a single file (python:FILE.py:F): a worker can't import them."""
     found = []
     for name, module in list(sys.modules.items()):
         file = getattr(module, "__file__", None) or ""

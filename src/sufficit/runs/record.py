@@ -80,6 +80,7 @@ class Record:
 
     def as_json(self, job: "Job") -> dict[str, Any]:
         """Return the content of run.json: the fields, then config, command, time and versions."""
+        # Config and provenance come first in the file: that is what people look for.
         made = provenance(asdict(job.config), job.classifier.device, job.classifier.dtype)
         own = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "made"}
         found: dict[str, Any] = plain(made | own)
@@ -99,7 +100,7 @@ class Record:
 
 
 def _limits(values: Sequence[float | None]) -> tuple[float, float]:
-    """Limits from JSON, which has null or NaN where there is no limit."""
+    """Return limits from JSON, which has null or NaN where there is no limit."""
     low, high = values
     return (
         -inf if low is None or isnan(low) else low,

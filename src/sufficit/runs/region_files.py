@@ -34,7 +34,7 @@ QUALITY = 92  # of JPEG: photographs as PNG take ten times as much
 
 
 def fitted_sources(job: Job) -> list[Fitted]:
-    """The sources of a job whose maps are cut."""
+    """Return the sources of a job whose maps are cut."""
     return [source for source in job.sources if isinstance(source, Fitted)]
 
 
@@ -50,12 +50,12 @@ def explain_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
 
 
 def usual_passes(job: Job) -> int:
-    """The forward passes that fits and certificates of a job usually take per image."""
+    """Return the forward passes that fits and certificates of a job usually take per image."""
     return sum(source.usual_passes for source in fitted_sources(job))
 
 
 def certificates_in(job: Job, source: Fitted, targets: Tensor, maps: Maps) -> list[Certificate]:
-    """The certificates of some images by one source."""
+    """Return the certificates of some images by one source."""
     return certificates_of(job.classifier, targets, maps, enough=source.enough)
 
 
@@ -69,8 +69,10 @@ def write_certificates(path: Path, job: Job, store: Store, units: range) -> None
 
 
 def _certificate_rows(job: Job, store: Store, units: range) -> Iterator[dict[str, Any]]:
+    """Yield a row of the table per image and fitted source."""
     for unit in units:
-        rows, kept = store.read(unit), store.read_maps(unit)
+        rows = store.read(unit)
+        kept = store.read_maps(unit)
         if not len(rows):
             continue
         found = {
@@ -94,7 +96,7 @@ def draw_region(
 
 
 def photograph(source: SourceImage, view: View | None, image: Tensor) -> Tensor:
-    """What the model sees of an image, with as many pixels as its file has, within limits.
+    """Return what the model sees of an image, with as many pixels as its file has, within limits.
 
     `image` is what the model sees; it is returned where it is in memory alone. [C,H,W] in 0..1.
     """
@@ -102,6 +104,7 @@ def photograph(source: SourceImage, view: View | None, image: Tensor) -> Tensor:
         return image
     h, w = view.crop
     try:
+        # How many times the model's input fits into the photograph.
         own = min(upright_size(BytesIO(source.content()))) // (view.resize or min(h, w))
         factor = max(-(-LEAST // min(h, w)), min(own, MOST // max(h, w)))
         resize = None if view.resize is None else factor * view.resize

@@ -61,7 +61,7 @@ class RunResults:
 
     @staticmethod
     def read(folder: Path, record: Mapping[str, Any] | None = None) -> "RunResults":
-        """What a run wrote into a folder; `record` is given where run.json is not written yet."""
+        """Read what a run wrote into a folder; pass `record` while run.json is not written yet."""
         from safetensors import SafetensorError
 
         known = _read_record(folder) if record is None else record
@@ -70,15 +70,18 @@ class RunResults:
             methods = [safe_name(name) for name in read.methods]
             rows = StoredRows(folder, {n: folder / n / "scores.parquet" for n in methods})
             for name in methods:
+                # A folder that was copied in part must not give means of some rows.
                 if rows.count(name) != read.n:
                     raise ValueError(f"{rows.count(name)} of {read.n} rows of {name}")
             config = RunConfig(**check_values(known["config"]))
-            drawn, kind = read_json(folder / "curves.json", MOST_RECORD), config.score_kind
-            curves = {name: _read_curves(drawn[name], kind) for name in methods}
+            drawn = read_json(folder / "curves.json", MOST_RECORD)
+            curves = {name: _read_curves(drawn[name], config.score_kind) for name in methods}
             summary = read_json(folder / "summary.json", MOST_RECORD)
-            standing = summary.pop("standing", None)
-            standing = standing and typed(Standing, standing)
+            standing = None
+            if "standing" in summary:
+                standing = typed(Standing, summary["standing"])
             summaries = {name: _read_estimates(summary[name]) for name in methods}
+            # Pixels, maps and answers of some images; all others stay on disk.
             shown = read_shown(folder, config, methods, rows)
         except (OSError, LookupError, ValueError, TypeError, SafetensorError) as error:
             raise UserError(
@@ -114,13 +117,19 @@ class RunResults:
     @cached_property
     def unmarked(self) -> dict[str, int]:
         """The images in which a ranked source marks nothing at alpha_min, where these are many."""
-        ranked = [name for name in self.methods if name not in self.unranked]
-        scored = [n for n in ranked if {"msi", "mask_penalty"} <= {*self.rows.columns(n)}]
-        counts = {name: self.rows.zeros(name, "mask_penalty") for name in scored}
-        return {name: count for name, count in counts.items() if count > MOST_EMPTY * self.n}
+        found = {}
+        for name in self.methods:
+            if name in self.unranked:
+                continue
+            if not {"msi", "mask_penalty"} <= {*self.rows.columns(name)}:
+                continue
+            count = self.rows.zeros(name, "mask_penalty")  # a mask of no pixel has no penalty
+            if count > MOST_EMPTY * self.n:
+                found[name] = count
+        return found
 
     def labels(self) -> dict[str, str]:
-        """What figures call the sources: a control, or one that ignores the class, says so."""
+        """Return the names of sources in figures, with (control) or (class-agnostic)."""
         kinds = dict.fromkeys(self._agnostic, " (class-agnostic)")
         kinds |= dict.fromkeys(self.controls, " (control)")
         found = {name: f"{name}{kinds.get(name, '')}" for name in self.methods}
@@ -144,7 +153,7 @@ class RunResults:
         return list(self.rows.names(self.methods[0]))
 
     def names_of(self, rows: Sequence[int]) -> list[str]:
-        """The names of some images."""
+        """Return the names of some images."""
         found: list[str] = self.rows.some(self.methods[0], rows, ["image"])["image"].tolist()
         return found
 
@@ -164,7 +173,7 @@ class RunResults:
         return {name: self._scores(name) for name in self.methods}
 
     def table(self) -> "pandas.DataFrame":
-        """The mean of every column: one row per source, best first."""
+        """Return the mean of every column: one row per source, best first."""
         import pandas
 
         means = {
@@ -174,11 +183,12 @@ class RunResults:
         return pandas.DataFrame.from_dict(means, orient="index")
 
     def as_json(self) -> dict[str, Any]:
-        """The summary that --json prints."""
+        """Return what --json prints."""
         left_out = ("skipped", "class_names", "alpha_curve", "search", "chance", "made")
-        own = {one.name: getattr(self.record, one.name) for one in fields(self.record)}
-        made = {name: one for name, one in self.record.made.items() if name != "config"}
-        facts = made | {name: value for name, value in own.items() if name not in left_out}
+        facts = {name: one for name, one in self.record.made.items() if name != "config"}
+        for one in fields(self.record):
+            if one.name not in left_out:
+                facts[one.name] = getattr(self.record, one.name)
         columns = {name: self.summaries[name] for name in self.methods}
         facts |= {"unmarked": self.unmarked}
         if self.standing is not None and self.shown is not None:
@@ -207,6 +217,7 @@ class RunResults:
         close_logger(logger)
 
     def _repr_html_(self) -> str:
+        """Return the tables as a notebook shows them."""
         from sufficit.report.tables import notebook_table
 
         if self.standing is None or self.shown is None:
@@ -231,12 +242,14 @@ class RunResults:
         return write_report(path, self.content())
 
     def content(self) -> Content:
-        """What a report, a table or a figure shows."""
+        """Return what a report, a table or a figure shows."""
         if self.standing is None or self.shown is None:
             raise UserError(
                 "a report shows MSI on images of one size: score the column msi, with --size"
             )
-        config, record = self.config, self.record
+        config = self.config
+        record = self.record
+        # A page of many images would be too large: their rows are not offered for download.
         few = self.n * len(self.methods) <= MOST_ROWS
         return Content(
             title=f"{len(self.standing.ranking)} methods on {config.model}",
@@ -270,58 +283,60 @@ class RunResults:
         return verdict(self.content())
 
     def made(self) -> list[str]:
-        """How the scores were made, in sentences that are no warnings."""
+        """Return how the scores were made, in sentences that are no warnings."""
+        found = []
         within = self.record.within
-        reached = [within["words"]] if within and within["reached"] else []
-        return [*reached, *([self.record.sampled] if self.record.sampled else [])]
+        if within is not None and within["reached"]:
+            found.append(within["words"])
+        if self.record.sampled:
+            found.append(self.record.sampled)
+        return found
 
     def remarks(self) -> list[str]:
-        """What only the run itself knows and a reader should before trusting the scores."""
-        record, n = self.record, self.n
-        random = self.config.weights == "none"
+        """Return warnings that only the run itself can give."""
+        record = self.record
         # Those that are empty in many images are warned of as maps that mark nothing.
         empty = {m: k for m, k in record.empty_heatmaps.items() if m not in self.unmarked}
-        found = run_remarks(n, empty, random_weights=random)
-        found += [record.within["words"]] if record.within and not record.within["reached"] else []
-        found += [record.output_remark] if record.output_remark else []
-        if stretched := record.stretched_heatmaps:
+        found = run_remarks(self.n, empty, random_weights=self.config.weights == "none")
+        if record.within is not None and not record.within["reached"]:
+            found.append(record.within["words"])
+        if record.output_remark:
+            found.append(record.output_remark)
+        if record.stretched_heatmaps:
             found.append(
-                f"{record.n_stretched} heatmaps (first {stretched[0]}) have other proportions"
-                " than the model's input and are stretched to it: were they made on the uncropped"
-                " image?"
+                f"{record.n_stretched} heatmaps (first {record.stretched_heatmaps[0]}) have other"
+                " proportions than the model's input and are stretched to it: were they made on"
+                " the uncropped image?"
             )
-        if truth := record.truth:
-            if without := truth.n_without:
-                found.append(
-                    f"{without} of {n} images have no truth, or their object is not in the model's"
-                    " view: columns that compare with it leave them out."
-                )
-            for name, reason in [*truth.bad.items()][:1]:
-                found.append(f"The truth of {truth.n_bad} images is unusable: {name}: {reason}.")
-        if "leak" in self.config.wanted_checks and not {"leak_ratio", "leak_lift"} & {
-            *self.summaries[self.methods[0]]
-        }:
+        truth = record.truth
+        if truth is not None and truth.n_without:
+            found.append(
+                f"{truth.n_without} of {self.n} images have no truth, or their object is not in"
+                " the model's view: columns that compare with it leave them out."
+            )
+        if truth is not None and truth.bad:
+            name, reason = next(iter(truth.bad.items()))
+            found.append(f"The truth of {truth.n_bad} images is unusable: {name}: {reason}.")
+        measured = self.summaries[self.methods[0]].keys()
+        if "leak" in self.config.wanted_checks and not measured & {"leak_ratio", "leak_lift"}:
             found.append("Leakage was not measured: all images it could use are of one class.")
         return found
 
-    @property
-    def fill(self) -> str | Tensor:
-        """What hidden pixels were filled with."""
-        return self.config.fill if self.shown is None else self.shown.fill
-
     def class_names(self, rows: Sequence[int]) -> list[str]:
-        """The target classes of some images, by name where the run knows names."""
+        """Return the target classes of some images, by name where the run knows names."""
         known = self.record.class_names or []
         targets = self.rows.some(self.methods[0], rows, ["target"])["target"].tolist()
         return [known[k] if k < len(known) else f"class {k}" for k in targets]
 
     def images(self, rows: Sequence[int], data: str | Path | None = None) -> Tensor:
-        """Some images as the model saw them: those shown, or read from the data: [n,C,H,W]."""
+        """Return some images as the model saw them: those shown, else from the data: [n,C,H,W]."""
         if self.shown is not None and {*rows} <= {*self.shown.rows}:
             return self.shown.images[[self.shown.rows.index(row) for row in rows]]
+        root = data or self.config.data
+        # Columns of parquet files that the run named; another folder may have none.
         columns = {} if data else self.config.column_options()
-        root, names = data or self.config.data, self.names_of(rows)
-        found = {i.name: i for i in open_images(root, **columns) if i.name in {*names}}
+        names = self.names_of(rows)
+        found = {one.name: one for one in open_images(root, **columns) if one.name in {*names}}
         missing = [name for name in names if name not in found]
         if missing:
             raise UserError(f"{missing[0]} is not in {root}: give --data the folder it is in now")
@@ -330,12 +345,15 @@ class RunResults:
         return torch.stack([found[name].read(seen) for name in names])
 
     def heatmaps(self, rows: Sequence[int], methods: Sequence[str]) -> dict[str, Tensor]:
-        """Some images' heatmaps as they were scored: source -> [n,H,W]."""
+        """Return some images' heatmaps as they were scored: source -> [n,H,W]."""
         if self.shown is not None and {*rows} <= {*self.shown.rows}:
             places = [self.shown.rows.index(row) for row in rows]
             return {method: self.shown.heatmaps[method][places] for method in methods}
-        store, names = Store(self.folder, self.record.run), self.names_of(rows)
-        wanted, found = {*names}, dict[str, dict[str, Tensor]]()
+        store = Store(self.folder, self.record.run)
+        names = self.names_of(rows)
+        wanted = {*names}
+        found: dict[str, dict[str, Tensor]] = {}  # by image and source
+        # There is no index of names: the maps of each unit say which images they are of.
         for unit in sorted(store.done(place=MAPS)):
             kept = store.read_maps(unit)
             if not wanted & {*kept.names}:
@@ -353,10 +371,12 @@ class RunResults:
         return {m: torch.stack([found[name][m] for name in names]) for m in methods}
 
     def _scores(self, name: str) -> MethodScores:
+        """Return the scores of a source: means of all images, values of those that are shown."""
         shown = self.shown
+        config = self.config
+        searched = self.record.search
         columns = self.rows.columns(name)
         frame = self.rows.some(name, shown.rows if shown else (), ["target", *columns])
-        config, searched = self.config, self.record.search
         (schedule,) = schedules_for(
             [self.alpha_min], config.score_kind, config.value_step, config.percent_step
         )
@@ -390,7 +410,7 @@ def _read_record(folder: Path) -> Mapping[str, Any]:
 
 
 def _read_curves(known: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str, MeanCurve]:
-    """The mean curves of a source, of the run's kind of score."""
+    """Return the mean curves of a source, of the run's kind of score."""
     return {
         name: MeanCurve(
             tuple(curve["grid"]),
@@ -401,13 +421,15 @@ def _read_curves(known: Mapping[str, Mapping[str, Any]], kind: str) -> dict[str,
 
 
 def _read_estimates(columns: Mapping[str, Mapping[str, Any]]) -> dict[str, Estimate]:
-    """The means and intervals of a source in summary.json."""
+    """Return the means and intervals of a source in summary.json."""
     known: dict[str, Estimate] = {}
     for name, one in columns.items():
         # JSON has no word for an interval without end.
         endless = one["low"] is not None and one["high"] is None
         known[name] = typed(Estimate, {**one, "high": math.inf} if endless else one)
-    own, chance, ratio = (known.get(name) for name in ("leak", "leak_chance", "leak_ratio"))
+    own = known.get("leak")
+    chance = known.get("leak_chance")
+    ratio = known.get("leak_ratio")
     if own and chance and ratio and own.mean > 0 == chance.mean:
         # The ratio is infinite, and so is its lower end where that is not 0.
         low = math.inf if ratio.n > 1 and math.isnan(ratio.low) else ratio.low

@@ -27,8 +27,9 @@ if TYPE_CHECKING:
     from pyarrow import parquet
 
 FACTS = 4  # columns before the scores: image, target, clean_accuracy, calls
-SCORES_GROUP, CURVES_GROUP = 2**21, 2**24
-"""Bytes of a row group. Each column of a group costs 1 KB of memory until the file is closed."""
+# Bytes of a row group. Each column of a group costs 1 KB of memory until the file is closed.
+SCORES_GROUP = 2**21
+CURVES_GROUP = 2**24
 KINDS = ("accuracy", "confidence")
 ANSWERED = 50  # answers behind each point of a mean curve, where images were asked some masks
 ESTIMATES = b"estimates"  # in the metadata of scores.parquet, where images were asked some masks
@@ -58,6 +59,7 @@ class SourceWriter:
         self._map = None
         if heatmaps:
             self._map = closing.enter_context(heatmap_writer(place / "heatmaps.npz"))
+        # Sums, not values: memory must not grow with the images.
         self._sums: dict[str, Floats] = {}  # of a curve's kind: sum and count at each point
 
     def add(
@@ -66,9 +68,12 @@ class SourceWriter:
         """Write the rows of some images."""
         import pyarrow
 
-        known: dict[str, Any] = {"image": list(names), "target": targets}
-        known |= {"clean_accuracy": columns["clean_accuracy"]}
-        known |= {"calls": columns["calls"].astype(np.int64)}
+        known: dict[str, Any] = {
+            "image": list(names),
+            "target": targets,
+            "clean_accuracy": columns["clean_accuracy"],
+            "calls": columns["calls"].astype(np.int64),
+        }
         scores = {name: values for name, values in columns.items() if name not in known}
         table = pyarrow.table(known | scores)
         if self._curves is None:  # said where the values are, as run.json and the report say it
@@ -92,7 +97,7 @@ class SourceWriter:
                 self._map(name, one, share)
 
     def mean_curves(self) -> dict[str, dict[str, Any]]:
-        """Every curve averaged over the images, NaN left out, as curves.json holds it.
+        """Return every curve averaged over the images, NaN left out, as curves.json holds it.
 
         A point that few images were asked about is the mean of it and its neighbours.
         """
@@ -117,6 +122,7 @@ def pooled_means(total: Floats, count: Floats) -> Floats:
     if np.count_nonzero(count) < len(count) / 2:
         return means
     needed = min(ANSWERED, count.max())
+    # Widen the window around each point until it has enough answers.
     for place in range(len(total)):
         for reach in range(len(total)):
             window = slice(max(0, place - reach), place + reach + 1)
@@ -127,7 +133,10 @@ def pooled_means(total: Floats, count: Floats) -> Floats:
 
 
 def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow.Table":
-    """One row per image, one column per curve and kind of score; the grids are in the schema."""
+    """Return a table of one row per image, one column per curve and kind of score.
+
+    The grids are in its schema.
+    """
     import pyarrow
 
     columns: dict[str, Any] = {"image": list(names)}
@@ -142,7 +151,7 @@ def _curves_table(curves: Mapping[str, Curve], names: Sequence[str]) -> "pyarrow
 
 @contextmanager
 def table_writer(path: Path, group: int) -> Iterator[Callable[["pyarrow.Table"], None]]:
-    """A function that adds rows to a parquet file, in row groups of so many bytes or more."""
+    """Provide a function that adds rows to a parquet file, in row groups of `group` bytes."""
     import pyarrow
     from pyarrow import parquet
 
@@ -154,6 +163,7 @@ def table_writer(path: Path, group: int) -> Iterator[Callable[["pyarrow.Table"],
         nonlocal writer, size
         with _named(path):
             table = pyarrow.concat_tables(waiting)
+            # The schema is known with the first rows.
             writer = writer or closing.enter_context(parquet.ParquetWriter(part, table.schema))
             writer.write_table(table)
             waiting.clear()
@@ -174,7 +184,7 @@ def table_writer(path: Path, group: int) -> Iterator[Callable[["pyarrow.Table"],
 
 @contextmanager
 def csv_writer(path: Path, heads: Sequence[str]) -> Iterator[Callable[[Sequence[str]], None]]:
-    """A function that adds a row to a CSV file."""
+    """Provide a function that adds a row to a CSV file."""
     with (
         writing(path) as part,
         part.open("w", encoding="utf-8", errors="backslashreplace", newline="") as file,
@@ -217,43 +227,45 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
         return len(self._files)
 
     def in_memory(self) -> "StoredRows":
-        """The same rows, where the files are about to be deleted."""
-        files = self._files.items()
-        kept = {name: f if isinstance(f, bytes) else f.read_bytes() for name, f in files}
+        """Return the same rows, where the files are about to be deleted."""
+        kept = {}
+        for name, file in self._files.items():
+            kept[name] = file if isinstance(file, bytes) else file.read_bytes()
         return StoredRows(self._folder, kept)
 
     def count(self, source: str) -> int:
-        """The number of images."""
+        """Return the number of images."""
         with self._open(source) as file:
             return int(file.metadata.num_rows)
 
     def columns(self, source: str) -> list[str]:
-        """The columns of scores."""
+        """Return the columns of scores."""
         with self._open(source) as file:
             return list(file.schema_arrow.names[FACTS:])
 
     def column(self, source: str, name: str) -> np.ndarray[Any, Any]:
-        """A column of numbers of all images: [N]."""
+        """Return a column of numbers of all images: [N]."""
         with self._open(source) as file:
             found: np.ndarray[Any, Any] = file.read([name])[name].to_numpy()
         return found
 
     def zeros(self, source: str, name: str) -> int:
-        """The number of images whose value in a column is 0, some in memory at a time."""
+        """Return the number of images whose value in a column is 0, some in memory at a time."""
         with self._open(source) as file:
             parts = (np.asarray(batch[name]) for batch in file.iter_batches(columns=[name]))
             return sum(int((values == 0).sum()) for values in parts)
 
     def names(self, source: str) -> Iterator[str]:
-        """The names of the images in order, some in memory at a time."""
+        """Yield the names of the images in order, some in memory at a time."""
         with self._open(source) as file:
             for batch in file.iter_batches(columns=["image"]):
                 yield from batch["image"].to_pylist()
 
     def some(self, source: str, rows: Sequence[int], columns: Sequence[str]) -> "pandas.DataFrame":
-        """Some columns of some images, in their order."""
+        """Return some columns of some images, in their order."""
         import pyarrow
 
+        # A batch at a time, in the order of the file; the order of `rows` is restored at the end.
         parts = []
         start = 0
         wanted = sorted({*rows})
@@ -268,11 +280,13 @@ class StoredRows(Mapping[str, "pandas.DataFrame"]):
 
     @contextmanager
     def _open(self, source: str) -> Iterator["parquet.ParquetFile"]:
+        """Open the rows of a source; raise where the file is broken or gone."""
         from pyarrow import ArrowException, parquet
 
         file = self._files[source]
         try:
             with (
+                # Rows of a run without a folder are in memory.
                 BytesIO(file) if isinstance(file, bytes) else file.open("rb") as opened,
                 parquet.ParquetFile(opened) as rows,
             ):

@@ -1,7 +1,7 @@
 """The images of a run that are shown: chosen at its end, read again, and drawn in figures."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, replace
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,8 @@ from sufficit.report.content import MOST_SHOWN, Choice, Shown
 from sufficit.runs.config import RunConfig
 from sufficit.runs.job import Job
 from sufficit.runs.rows import StoredRows
-from sufficit.runs.store import Store, StoredMaps, read_tensors, save_tensors
+from sufficit.runs.store import Store, read_tensors, save_tensors
+from sufficit.runs.unit_rows import Rows
 from sufficit.sources import CONTROLS, Fitted, Maps, noise
 from sufficit.sources.certificate import Certificate, certificates
 
@@ -51,9 +52,11 @@ def write_shown(
     if probe is None:
         return {}
     row_of = {number: row for row, number in enumerate(numbers)}
+    # The images that a seed draws: some of them are shown for other reasons, so twice as many.
     some = islice((one for one in job.order.tolist() if one in row_of), 2 * MOST_SHOWN)
     chosen = choice.chosen(some)
     rows = [row_of[number] for number in chosen]
+    # Read again: a run does not keep pixels, as it does not know which images it will show.
     batch, _ = job.reader.entries([job.entries[number] for number in chosen])
     if batch is None or batch.numbers != tuple(chosen):
         return {}  # an image has gone since it was scored
@@ -72,6 +75,7 @@ def write_shown(
     tensors |= {f"shares/{n}": m.shares for n, m in kept.maps.items() if m.shares is not None}
     for source, parts in answers.items():
         tensors |= {f"answers/{source}/{part}": values for part, values in parts.items()}
+    # The images may be gone or changed when the report is made again.
     tensors["pixels"] = pack(batch.images.cpu())
     facts = {
         "rows": rows,
@@ -79,16 +83,16 @@ def write_shown(
         "reasons": [*chosen.values()],
         "final": {name: one.final for name, one in kept.maps.items()},
         "shape": list(batch.images.shape[1:]),
-        "bands": [_as_list(band) for band in (EVERYTHING, *probe.bands)],
-        "sizes": [_as_list(band) for band in probe.sizes],
+        "bands": [astuple(band) for band in (EVERYTHING, *probe.bands)],
+        "sizes": [astuple(band) for band in probe.sizes],
         "certificates": plain(_certificates(job, batch, kept)),
     }
     save_tensors(store.folder / SHOWN, tensors, facts)
     return dict(zip(batch.names, chosen.values(), strict=True))
 
 
-def _certificates(job: Job, batch: Batch, kept: StoredMaps) -> dict[str, list[Certificate]]:
-    """What the model says of the regions of each fitted source."""
+def _certificates(job: Job, batch: Batch, kept: Rows) -> dict[str, list[Certificate]]:
+    """Return what the model says of the regions of each fitted source."""
     return {
         source.name: certificates(
             job.classifier,
@@ -101,12 +105,8 @@ def _certificates(job: Job, batch: Batch, kept: StoredMaps) -> dict[str, list[Ce
     }
 
 
-def _as_list(band: Band) -> list[str | float]:
-    return [band.axis, band.low, band.high]
-
-
 def _coarse(job: Job, probe: BandProbe) -> BandProbe:
-    """A probe of the curves that the viewer draws, in coarse steps and with all of their masks."""
+    """Return a probe of the curves that the viewer draws: coarse steps, all of their masks."""
     schedule = replace(job.schedule, value_step=max(STEP, job.config.value_step))
     wanted = ("msi", "insertion_pixel", "deletion_pixel")
     columns = [column for column in job.scoring.columns if column.name in wanted]
@@ -115,7 +115,7 @@ def _coarse(job: Job, probe: BandProbe) -> BandProbe:
 
 
 def _by_source(found: Predictions, sources: Sequence[str]) -> dict[str, Columns]:
-    """Answers for all sources, one after the other, by source and part."""
+    """Return answers for all sources, one after the other, by source and part."""
     n = len(found.targets) // len(sources)
     return {
         source: {part: getattr(found, part)[k * n : (k + 1) * n] for part in ROWS}
@@ -123,10 +123,10 @@ def _by_source(found: Predictions, sources: Sequence[str]) -> dict[str, Columns]
     }
 
 
-def _stored_maps(store: Store, units: Mapping[int, int]) -> StoredMaps:
-    """The maps of some images, in their order; `units` has the unit of each by its number."""
+def _stored_maps(store: Store, units: Mapping[int, int]) -> Rows:
+    """Return the maps of some images, in their order; `units` has the unit of each image."""
     parts: dict[str, list[Maps]] = {}
-    shape: Sequence[int] = ()
+    shape: tuple[int, ...] = ()
     for number, unit in units.items():
         found = store.read_maps(unit)
         shape = found.shape
@@ -135,11 +135,11 @@ def _stored_maps(store: Store, units: Mapping[int, int]) -> StoredMaps:
             parts.setdefault(name, []).append(one.rows([place]))
     size = (shape[1], shape[2])
     maps = {name: Maps.joined(some, size) for name, some in parts.items()}
-    return StoredMaps((), tuple(units), maps, shape)
+    return Rows(numbers=tuple(units), shape=shape, maps=maps)
 
 
 def _stored_answers(store: Store, units: Mapping[int, int]) -> dict[str, Columns]:
-    """What the model said of some images, as the run kept it."""
+    """Return what the model said of some images, as the run kept it."""
     parts: dict[str, dict[str, list[Tensor]]] = {}
     for number, unit in units.items():
         rows = store.read(unit, answers=True)
@@ -156,11 +156,10 @@ def _stored_answers(store: Store, units: Mapping[int, int]) -> dict[str, Columns
 def read_shown(
     folder: Path, config: RunConfig, methods: Sequence[str], rows: StoredRows
 ) -> Shown | None:
-    """The images that a run kept to be looked at, if there are any."""
+    """Return the images that a run kept to be looked at, if there are any."""
     if not (folder / SHOWN).exists():
         return None
-    kept = read_tensors(folder / SHOWN)
-    tensors, facts = kept.tensors, kept.facts
+    tensors, facts = read_tensors(folder / SHOWN)
     images = unpack(tensors["pixels"])
     if len(images) != len(facts["rows"]):
         raise ValueError(f"{SHOWN} holds {len(images)} images and {len(facts['rows'])} rows")
@@ -168,14 +167,12 @@ def read_shown(
         name: Maps(tensors[f"maps/{name}"], final, shares=tensors.get(f"shares/{name}"))
         for name, final in facts["final"].items()
     }
-    stored = StoredMaps((), tuple(facts["numbers"]), maps, facts["shape"])
+    stored = Rows(numbers=tuple(facts["numbers"]), shape=tuple(facts["shape"]), maps=maps)
     heatmaps = heatmaps_of(stored, config.seed)
     for found in heatmaps.values():
         check_heatmaps(found, images)
-    bands, sizes = (
-        tuple(Band(axis, low, high) for axis, low, high in facts[name])
-        for name in ("bands", "sizes")
-    )
+    bands = tuple(Band(*values) for values in facts["bands"])
+    sizes = tuple(Band(*values) for values in facts["sizes"])
     predictions = {}
     for name in methods:
         parts = {part: tensors[f"answers/{name}/{part}"] for part in ROWS}
@@ -191,7 +188,7 @@ def read_shown(
         chosen="the best, the worst, the most disputed, and some drawn by the seed",
         reasons=tuple(facts["reasons"]),
         predictions=predictions,
-        fill=config.fill,
+        fill=config.fills[0],
         certificates={
             name: typed(list[Certificate], found)
             for name, found in facts.get("certificates", {}).items()
@@ -199,18 +196,19 @@ def read_shown(
     )
 
 
-def heatmaps_of(kept: StoredMaps, seed: int) -> dict[str, Tensor]:
-    """Every source's heatmaps at the images' size, controls drawn again: source -> [N,H,W]."""
+def heatmaps_of(kept: Rows, seed: int) -> dict[str, Tensor]:
+    """Return every source's heatmaps at the images' size, controls drawn again: -> [N,H,W]."""
     size = (kept.shape[1], kept.shape[2])
     return {name: one.at(size) for name, one in maps_in_full(kept, seed).items()}
 
 
-def maps_in_full(kept: StoredMaps, seed: int) -> dict[str, Maps]:
-    """What a heatmap file holds of every source: maps at the images' size, shares of cut ones."""
+def maps_in_full(kept: Rows, seed: int) -> dict[str, Maps]:
+    """Return what heatmap files hold: maps at the images' size, and shares of cut ones."""
     size = (kept.shape[1], kept.shape[2])
     found = {name: one.in_full(size) for name, one in kept.maps.items()}
     blank = torch.empty(len(kept.numbers), *kept.shape)
     for control in CONTROLS:
+        # Noise depends on the number of an image, the other controls on its size alone.
         is_noise = control == "random"
         drawn = noise(size, seed, kept.numbers) if is_noise else EXPLAINERS[control].draw(blank)
         found[control] = Maps(drawn, final=True)
@@ -218,13 +216,13 @@ def maps_in_full(kept: StoredMaps, seed: int) -> dict[str, Maps]:
 
 
 def pack(images: Tensor) -> Tensor:
-    """Images as bytes where that loses nothing, else as they are: [N,C,H,W]."""
+    """Return images as bytes where that loses nothing, else as they are: [N,C,H,W]."""
     scaled = (images * 255).round().clamp(0, 255).to(torch.uint8)
     return scaled if torch.equal(unpack(scaled), images) else images
 
 
 def unpack(pixels: Tensor) -> Tensor:
-    """What was packed, as float in 0..1, as an image file is decoded: [N,C,H,W]."""
+    """Return what was packed, as float in 0..1, as an image file is decoded: [N,C,H,W]."""
     return in_0_1(pixels) if pixels.dtype == torch.uint8 else pixels
 
 
@@ -279,12 +277,15 @@ def draw(
     heads = {method: labels[method].replace(" (", "\n(") for method in chosen}
     for column in columns:
         for method in chosen:
-            if column not in (known := results.rows.columns(method)):
+            known = results.rows.columns(method)
+            if column not in known:
                 raise unknown("column in this run", column, known)
-    pixels, found = results.images(rows, data), results.heatmaps(rows, chosen)
+    pixels = results.images(rows, data)
+    found = results.heatmaps(rows, chosen)
     captions = {heads[m]: one for m, one in _captions(results, rows, columns, found).items()}
     maps = {heads[method]: drawn for method, drawn in found.items()}
-    under = plots.masked_images(pixels, maps, results.fill, results.alpha_min, kept=kept, rest=rest)
+    fill = results.config.fills[0]
+    under = plots.masked_images(pixels, maps, fill, results.alpha_min, kept=kept, rest=rest)
     titles = results.class_names(rows) if titles is None else titles
     return plots.sheet_figure(pixels, maps, titles, captions, under=under, look=look)
 
@@ -292,7 +293,7 @@ def draw(
 def _captions(
     results: "RunResults", rows: Sequence[int], columns: Sequence[str], maps: Mapping[str, Tensor]
 ) -> dict[str, list[str]]:
-    """What is written under each map: its scores."""
+    """Return what is written under each map: its scores."""
     values = {method: results.rows.some(method, rows, columns) for method in maps}
     return {
         method: plots.score_captions({column: found[column].tolist() for column in columns})
@@ -301,7 +302,7 @@ def _captions(
 
 
 def rows_named(results: "RunResults", words: Sequence[str], methods: Sequence[str]) -> list[int]:
-    """Rows of images, each once: by name, a number for the first ones, best:2, disputed, ...
+    """Return rows of images, each once, by words: a name, 3 (the first ones), best:2, disputed.
 
     The best has the highest mean MSI of the methods, the most disputed the widest spread; those
     that are not ranked count if no other is among the methods.
@@ -313,19 +314,23 @@ def rows_named(results: "RunResults", words: Sequence[str], methods: Sequence[st
 
 
 def _rows_for(results: "RunResults", word: str, methods: Sequence[str]) -> list[int]:
-    rows, first = results.rows, results.methods[0]
-    alike = []
+    """Return the rows that a word names."""
+    rows = results.rows
+    first = results.methods[0]
+    alike = []  # images of that file name in some folder
     for row, name in enumerate(rows.names(first)):
         if name == word:
             return [row]
-        alike += [row] if name.endswith(f"/{word}") else []
+        if name.endswith(f"/{word}"):
+            alike.append(row)
     if word.isdecimal():
         return list(range(min(int(word), results.n)))
     order, _, count = word.partition(":")
     if order in ORDERS and (count.isdecimal() or not count):
         counted = [method for method in methods if method not in results.unranked] or methods
-        msi = np.stack([rows.column(method, "msi") for method in counted])
+        msi = np.stack([rows.column(method, "msi") for method in counted])  # [methods,N]
         whole = np.flatnonzero(~np.isnan(msi).any(axis=0))
+        # The lowest comes first.
         by = {"best": -msi.mean(0), "worst": msi.mean(0), "disputed": -np.ptp(msi, axis=0)}
         ranked: list[int] = whole[np.argsort(by[order][whole], kind="stable")].tolist()
         return ranked[: int(count or 1)]

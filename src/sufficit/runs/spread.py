@@ -50,7 +50,12 @@ def score_missing(
     title: str = "images x methods",
     stopping: Stopping | None = None,
 ) -> None:
-    """Score every unit that has no file yet; with `stopping`, until it has seen enough."""
+    """Score every unit that has no file yet; with `stopping`, until it has seen enough.
+
+    The parameters are what differs between a run and the first run of a search, which come here in
+    turn: the job with its store, units and title, and who computes with which progress.
+    """
+    # Intersected: with `within` the folder may hold units of a later look.
     done = store.done() & {*units}
     if stopping is not None and any(stopping.add(store.read(unit)) for unit in sorted(done)):
         return
@@ -61,6 +66,7 @@ def score_missing(
     total = job.units.images_in(units) * width
     before = job.units.images_in(done) * width
     with bar(title, progress) as tick, store.writer() as write:
+        # A job without forward passes on masked images moves the bar by units alone.
         shown = UnitProgress(tick, before, total, max(1, job.calls))
         with counted(shown.passed if tick else None):
             for rows in compute(job, store, score, missing):
@@ -74,17 +80,19 @@ class UnitProgress:
     """Moves a bar by units, and within a unit by the forward passes that are done."""
 
     def __init__(self, tick: Progress | None, before: int, total: int, passes: int) -> None:
-        self.tick, self.before, self.total = tick, before, total
+        self.tick = tick
+        self.before = before
+        self.total = total
         self.each = total / passes  # images x methods per forward pass, at least
         self.inside = 0.0
 
     def passed(self, images: int) -> None:
-        """Some masked images have passed the model."""
+        """Move the bar within a unit: some masked images have passed the model."""
         self.inside += images * self.each
         self._show(self.before + self.inside)
 
     def done(self, images: int) -> None:
-        """A unit is done."""
+        """Move the bar to the end of a unit."""
         self.before += images
         self.inside = max(0.0, self.inside - images)  # of the unit after it some may have passed
         self._show(self.before)

@@ -53,7 +53,10 @@ class Stopping:
 
 
 def deciding_width(sums: Sums, unmet: int) -> float:
-    """Half the width of the interval of MSI's mean, with some images at both ends; infinite without any."""
+    """Half the width of the interval of MSI's mean, infinite without any value.
+
+    Some images that are not scored count at both ends.
+    """
     values, counts = sums.groups()
     ends = np.repeat(HEADINGS[MSI].limits, unmet)[:, None]
     known = np.concatenate([values, ends])

@@ -28,6 +28,8 @@ UNITS = "units"  # the folder of what only a resume needs; it goes at the end of
 MAPS = "drawn"  # the folder of heatmaps as they were drawn; it stays
 UNIT = "unit"  # a file of the images that are scored
 HELD = "held"  # a file of the images that a probe needs before all others
+# The folder of each kind's maps. Those of held images are needed until the run ends, no longer.
+MAPS_OF = {UNIT: MAPS, HELD: f"{UNITS}/maps"}
 KEY = "key.json"  # the file of the settings of a run
 UNIT_SIZE = "images per unit"  # a key of that file
 RUN = "run"  # the digest of settings and images, in that file and in every other one
@@ -40,14 +42,6 @@ MOST_RECORD = 2**28  # bytes of a run.json
 FORMAT = 10  # of the files below units/; a run of another format is not resumed
 RECENT = 100  # units that the pace of a run is read from
 MACHINE = ("device", "torch", "versions", "compiled")  # may differ when every unit is there
-
-
-@dataclass(frozen=True)
-class UnitFile:
-    """Tensors by name, and facts as JSON."""
-
-    tensors: dict[str, Tensor]
-    facts: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -82,7 +76,7 @@ class Store:
                 raise
 
     def path(self, unit: int, kind: str = UNIT, place: str = UNITS) -> Path:
-        """The file of a unit."""
+        """Return the file of a unit."""
         return self.folder / place / f"{kind}-{unit:06d}.safetensors"
 
     @property
@@ -91,7 +85,8 @@ class Store:
         return self.folder / UNITS / MANIFEST
 
     def done(self, kind: str = UNIT, place: str = UNITS) -> set[int]:
-        """The numbers of the units that have a file."""
+        """Return the numbers of the units that have a file."""
+        # A file that is being written has another name: whatever matches is whole.
         names = re.compile(rf"{kind}-(\d+)\.safetensors")
         found = map(names.fullmatch, names_in(self.folder / place))
         return {int(one[1]) for one in found if one}
@@ -106,7 +101,8 @@ class Store:
 
     @contextmanager
     def writer(self) -> Iterator[Callable[[Rows], None]]:
-        """A function that writes rows while the next ones are computed."""
+        """Provide a function that writes rows while the next ones are computed."""
+        # Writing may take as long as scoring a small model: do both at once.
         waiting: list[Future[None]] = []
         with ThreadPoolExecutor(1) as pool:
 
@@ -147,26 +143,25 @@ class Store:
         self._save(self.path(rows.unit, kind), tensors, facts)
 
     def read(self, unit: int, kind: str = UNIT, *, answers: bool = False) -> Rows:
-        """A unit's rows, with the model's answers only if they are wanted; without maps."""
-        file = self._load(self.path(unit, kind))
-        facts = file.facts
+        """Return a unit's rows, with the model's answers only if they are wanted; without maps."""
+        tensors, facts = self._load(self.path(unit, kind))
         rows = Rows(
             unit,
             names=tuple(facts["names"]),
             numbers=tuple(facts["numbers"]),
-            targets=file.tensors["targets"],
+            targets=tensors["targets"],
             shape=tuple(facts["shape"]),
             notes=facts["notes"],
             remark=facts["remark"],
         )
         for source, names in facts["columns"].items():
-            values = file.tensors[f"values/{source}"].unbind(1)
+            values = tensors[f"values/{source}"].unbind(1)
             rows.values[source] = dict(zip(names, values, strict=True))
         for source, points in facts["points"].items():
-            curves = file.tensors[f"curves/{source}"].split([*points.values()], dim=1)
+            curves = tensors[f"curves/{source}"].split([*points.values()], dim=1)
             rows.curves[source] = dict(zip(points, curves, strict=True))
         if answers:
-            for name, part in _below("answers/", file.tensors).items():
+            for name, part in _below("answers/", tensors).items():
                 # The name of a source may hold a slash, that of a part does not.
                 source, _, kind_of_answer = name.rpartition("/")
                 rows.answers.setdefault(source, {})[kind_of_answer] = part
@@ -176,6 +171,7 @@ class Store:
 
     def write_maps(self, rows: Rows, kind: str = UNIT) -> None:
         """Write the maps at the size they were drawn. Controls are drawn again when needed."""
+        # They are drawn in no time, and would double the size of a small run.
         drawn = {name: one for name, one in rows.maps.items() if name not in CONTROLS}
         tensors = {}
         for name, one in drawn.items():
@@ -197,49 +193,55 @@ class Store:
             "fills": {name: one.asked.fills for name, one in drawn.items() if one.asked},
             "unseen": {name: one.asked.unseen for name, one in drawn.items() if one.asked},
         }
-        self._save(self._maps_path(rows.unit, kind), tensors, facts)
+        self._save(self.path(rows.unit, kind, MAPS_OF[kind]), tensors, facts)
 
-    def read_maps(self, unit: int, kind: str = UNIT) -> "StoredMaps":
-        """The maps of a unit."""
-        file = self._load(self._maps_path(unit, kind))
+    def read_maps(self, unit: int, kind: str = UNIT) -> Rows:
+        """Return a unit's maps, names and numbers, without what probes found."""
+        tensors, facts = self._load(self.path(unit, kind, MAPS_OF[kind]))
         maps = {}
-        for name, final in file.facts["final"].items():
+        for name, final in facts["final"].items():
+            asked = None
+            if name in facts["fills"]:  # the source cut its map by asking the model
+                asked = Asked(
+                    fills=tuple(facts["fills"][name]),
+                    named=tensors[f"asked/{name}/named"],
+                    confidences=tensors[f"asked/{name}/confidences"],
+                    unseen=facts["unseen"][name],
+                )
             maps[name] = Maps(
-                maps=file.tensors[f"maps/{name}"],
+                maps=tensors[f"maps/{name}"],
                 final=final,
-                columns=_below(f"columns/{name}/", file.tensors),
-                notes=_below(f"notes/{name}/", file.tensors),
-                shares=file.tensors.get(f"shares/{name}"),
-                asked=_asked_in(file, name),
+                columns=_below(f"columns/{name}/", tensors),
+                notes=_below(f"notes/{name}/", tensors),
+                shares=tensors.get(f"shares/{name}"),
+                asked=asked,
             )
-        return StoredMaps(
-            names=tuple(file.facts["names"]),
-            numbers=tuple(file.facts["numbers"]),
+        return Rows(
+            unit,
+            names=tuple(facts["names"]),
+            numbers=tuple(facts["numbers"]),
+            shape=tuple(facts["shape"]),
             maps=maps,
-            shape=file.facts["shape"],
         )
 
     # Files
 
-    def _maps_path(self, unit: int, kind: str) -> Path:
-        """The file of a unit's maps; those of images held before all others go with the units."""
-        return self.path(unit, kind, MAPS if kind == UNIT else f"{UNITS}/maps")
-
     def _save(self, path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+        """Write a file with the digest of the run."""
         make_folder(path.parent)
         save_tensors(path, tensors, {RUN: self.run, **plain(facts)})
 
-    def _load(self, path: Path) -> UnitFile:
-        """Tensors and facts of a file; raise where it is broken, or of another run."""
+    def _load(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return tensors and facts of a file; raise where it is broken, or of another run."""
         try:
-            file = read_tensors(path)
-            if self.run and file.facts.get(RUN) != self.run:
+            tensors, facts = read_tensors(path)
+            if self.run and facts.get(RUN) != self.run:
                 raise ValueError("a run with other settings or images wrote it")
         except Exception as error:  # safetensors has errors of its own
             raise UserError(
                 f"cannot read {path} ({error}): delete it and run the same command again"
             ) from error
-        return file
+        return tensors, facts
 
     # Deleting
 
@@ -292,9 +294,10 @@ class Store:
         save_json(self.folder / UNITS / f"failed-{unit:06d}.json", found)
 
     def state(self) -> "RunState":
-        """How far the run is, from its files alone."""
+        """Return how far the run is, from its files alone."""
         path = self.folder / UNITS / KEY
         if (self.folder / "run.json").exists() and not path.exists():
+            # The units of a finished run are deleted: its record has the number of images.
             images = read_json(self.folder / "run.json", MOST_RECORD).get("n")
             if not isinstance(images, int):  # a training, which has no units
                 raise UserError(
@@ -319,7 +322,7 @@ class Store:
         )
 
     def pace(self) -> tuple[float, float] | None:
-        """Units per second lately, seconds since the last; None with fewer than two."""
+        """Return units per second lately, seconds since the last; None with fewer than two."""
         try:
             recent = sorted(self.done())[-RECENT:]
             times = sorted(self.path(unit).stat().st_mtime for unit in recent)
@@ -347,6 +350,7 @@ class Store:
             store = replace(self, run=_digest(whole, entries))
             save_json(path, {**whole, RUN: store.run})
             return store
+        # There are units: resume only what would compute the same numbers.
         known = read_json(path)
         if known.get("format") != FORMAT:
             raise UserError(
@@ -383,26 +387,17 @@ class Store:
             )
 
     def finished(self, key: Mapping[str, Any], entries: Manifest) -> dict[str, Any] | None:
-        """The record of this very run, if it is finished: same settings, same images."""
+        """Return the record of this very run, if it is finished: same settings, same images."""
         try:
             record = read_json(self.folder / "run.json", MOST_RECORD)
         except UserError:  # there is none, or none that can be read
             return None
+        # A record of other settings has another digest.
         run = record.get(RUN) if isinstance(record, dict) else None
         path = self.folder / UNITS / KEY
         if path.exists() and not self.is_empty and read_json(path).get(RUN) != run:
             return None  # another run has started here since: its units are not ours to delete
         return record if run == _digest(_whole_key(key), entries) else None
-
-
-@dataclass(frozen=True)
-class StoredMaps:
-    """The maps of some images, as their sources drew them."""
-
-    names: tuple[str, ...]
-    numbers: tuple[int, ...]
-    maps: Mapping[str, Maps]
-    shape: Sequence[int]  # of the images: C, H, W
 
 
 @dataclass(frozen=True)
@@ -429,7 +424,7 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
         part.write_bytes(save(whole, metadata={"facts": json.dumps(facts)}))
 
 
-def read_tensors(path: Path) -> UnitFile:
+def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the tensors and facts that `save_tensors` wrote."""
     from safetensors.torch import load
 
@@ -439,11 +434,11 @@ def read_tensors(path: Path) -> UnitFile:
     # `load` does not return the header: its length as 8 bytes, then JSON.
     header = content[8 : 8 + int.from_bytes(content[:8], "little")]
     facts = json.loads(header)["__metadata__"]["facts"]
-    return UnitFile(tensors, json.loads(facts))
+    return tensors, json.loads(facts)
 
 
 def _below(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors whose names have this start, which they lose."""
+    """Return the tensors whose names have this start, which they lose."""
     return {
         name.removeprefix(start): tensor
         for name, tensor in tensors.items()
@@ -451,19 +446,8 @@ def _below(start: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     }
 
 
-def _asked_in(file: UnitFile, name: str) -> Asked | None:
-    """Return what the model said while a source's maps were cut; None if they were not."""
-    if name not in file.facts["fills"]:
-        return None
-    return Asked(
-        fills=tuple(file.facts["fills"][name]),
-        named=file.tensors[f"asked/{name}/named"],
-        confidences=file.tensors[f"asked/{name}/confidences"],
-        unseen=file.facts["unseen"][name],
-    )
-
-
 def _whole_key(key: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the key as JSON holds it, with the format of the files."""
     return {**plain(key), "format": FORMAT}
 
 

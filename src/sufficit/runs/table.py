@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from sufficit.classifier.classifier import Classifier
 from sufficit.classifier.fingerprint import fingerprint
 from sufficit.data.loader import check_any
 from sufficit.files import writing
@@ -30,12 +31,11 @@ from sufficit.report.content import Choice
 from sufficit.runs.config import write_toml
 from sufficit.runs.groups import Group, groups, nothing
 from sufficit.runs.job import Job
-from sufficit.runs.probes_of import ALPHA_CURVE, models_of
+from sufficit.runs.probes_of import ALPHA_CURVE, coarse_step, models_of
 from sufficit.runs.reader import BAD_TRUTH
 from sufficit.runs.record import Record, SearchRecord, TruthRecord
-from sufficit.runs.results import RunResults
+from sufficit.runs.results import OWN_BEST, RunResults
 from sufficit.runs.rows import SourceWriter, csv_writer
-from sufficit.runs.search import Search
 from sufficit.runs.shown import maps_in_full, write_shown
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import EMPTY, RIGHT, SKIPPED, Rows
@@ -45,7 +45,6 @@ from sufficit.statistics import Estimate, estimates_of, ratio_of, standing_of
 from sufficit.sums import Floats, Sums, both, few_images, with_pairs
 
 NAMED = 1000  # noted images, at most, that run.json names
-OWN_BEST = "msi_own_best"  # MSI of a source at the alpha_min that is best for it alone
 FACTS = (RIGHT, "calls")  # columns that are no scores
 
 
@@ -57,6 +56,7 @@ def half_width(found: Sequence[Estimate]) -> float:
 # What is added up
 
 
+# Not a dict of all: a run of a million images may skip a hundred thousand.
 class First(dict[str, str]):
     """The first NAMED images of a kind with the reason of each, and the number of all."""
 
@@ -102,16 +102,26 @@ class Totals:
         return len(self.numbers)
 
     def noted(self, kind: str) -> First:
-        """The images of a kind of note."""
+        """Return the images of a kind of note."""
         return self.notes.setdefault(kind, First())
 
 
 def write_results(
-    job: Job, store: Store, units: range, search: Search | None, *, temporary: bool
+    job: Job,
+    store: Store,
+    units: range,
+    search: SearchRecord | None,
+    own_best: Mapping[str, Estimate],
+    *,
+    temporary: bool,
 ) -> RunResults:
-    """Add up the units; write rows, curves, summary, record; delete the units at the end."""
+    """Add up the units; write rows, curves, summary, record; delete the units at the end.
+
+    `own_best` has the MSI of each source at the alpha_min that is best for it, if one was searched.
+    """
     store.clear_earlier()
     out = store.folder
+    # First pass: what all images choose together. Second pass: everything else.
     shares = _rank_shares(job, store, units)
     totals = _totals(job, store, units, shares)
     headings = headings_of(job)
@@ -121,13 +131,15 @@ def write_results(
     worst = _add_worst(job, summaries, headings)
     if search is not None:
         headings[OWN_BEST] = HEADINGS[OWN_BEST]
-        for name, own in search.own.items():
-            summaries[name][OWN_BEST] = own
+        for name, best in own_best.items():
+            summaries[name][OWN_BEST] = best
     ranked = _ranked(job, totals)
     standing = ranked[0].standing if ranked else None
+    # Best first by MSI, as tables have it; without MSI in the order they were given.
     order = [*(standing.ranking if standing else job.ranked)]
     order += [source.name for source in job.sources if source.name not in order]
     write_toml(out / "RUN.toml", job.config)
+    # The report shows the images that MSI chooses, in one size.
     shown: dict[str, str] = {}
     if standing is not None and len(totals.shapes) == 1:
         shown = write_shown(job, store, totals.choice, totals.numbers, totals.units)
@@ -147,20 +159,21 @@ def write_results(
         rank_shares={name: list(own.best) for name, own in shares.items() if own.shares},
         conditions=ranked,
         rank_correlations=correlations(ranked),
-        within=_within_outcome(job, units, summaries),
-        search=None if search is None else _search_record(search),
+        within=None if job.config.within is None else _within_outcome(job, units, summaries),
+        search=search,
     )
+    # Read before run.json is there: only what can be read counts as finished.
     known = record.as_json(job)
     results = RunResults.read(out, known)
     save_json(out / "run.json", known)
-    if temporary:
+    if temporary:  # the folder is deleted when `run` returns
         return replace(results, rows=results.rows.in_memory())
     store.remove_units()
     return results
 
 
 def headings_of(job: Job) -> dict[str, Heading]:
-    """The heading of every column of the table, the paper's columns first."""
+    """Return the heading of every column of the table, the paper's columns first."""
     found = {name: one for probe in job.probes for name, one in probe.headings.items()}
     found |= {name: one for source in job.sources for name, one in source.headings.items()}
     found |= {one.name: one.heading for one in job.derived}
@@ -169,7 +182,7 @@ def headings_of(job: Job) -> dict[str, Heading]:
 
 
 def _rank_shares(job: Job, store: Store, units: range) -> dict[str, RankShares]:
-    """The share of pixels at which each source is read by rank, chosen by all images."""
+    """Return the share of pixels at which each source is read by rank, chosen by all images."""
     found = {source.name: RankShares() for source in job.sources}
     if RANK_STEM not in job.scoring.metrics:
         return found
@@ -184,6 +197,7 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
     """Write the rows of every source, and add up all that the units hold."""
     totals = Totals()
     headings = headings_of(job)
+    # Answers are stored only where all masks are asked; without them each read is shorter.
     keeps = job.first_probe is not None and job.first_probe.keeps_answers
     # The passes of probes that look at some of the images are no part of an image's row.
     sampled = {CALLS + probe.key for probe in job.probes if probe.images is not None}
@@ -193,6 +207,7 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
                 _add_notes(totals, rows, store, closing)
             if not group.names:
                 continue
+            # Halves are needed only where msi_rank chooses a share on one and reads the other.
             split = any(own.shares for own in shares.values())
             halves = halves_of(group.names if split else (), job.config.seed)
             visible = {
@@ -206,10 +221,12 @@ def _totals(job: Job, store: Store, units: range, shares: Mapping[str, RankShare
                 _add_candidates(totals, job, source, group)
             _add_conditions(totals, job, group, visible)
             if "msi" in headings:
+                # Controls have no part in the choice: the best images are those of the methods.
                 ranked = {name: visible[name]["msi"] for name in job.ranked}
                 totals.choice.add(group.numbers, ranked)
             totals.numbers += group.numbers
             totals.units += group.units
+        # Inside the block: an error here leaves no half-written files.
         if not totals.n:  # whoever repairs the files starts again: nothing here is worth a resume
             store.clear_units()
         skipped = totals.noted(SKIPPED)
@@ -226,17 +243,14 @@ def _visible(
     halves: Halves,
     sampled: Collection[str],
 ) -> dict[str, Floats]:
-    """The columns that tables show: facts first, then scores in the order of their headings."""
-    settled = shares.settle(halves, columns) if shares.shares else {}
-    own = {name: values for name, values in columns.items() if CANDIDATE not in name} | settled
-    calls = sum(
-        (
-            np.nan_to_num(values)
-            for name, values in columns.items()
-            if name.startswith(CALLS) and name not in sampled
-        ),
-        start=np.zeros(len(columns[RIGHT])),
-    )
+    """Return the columns that tables show: facts, then scores in the order of their headings."""
+    own = {name: values for name, values in columns.items() if CANDIDATE not in name}
+    if shares.shares:
+        own |= shares.settle(halves, columns)
+    calls = np.zeros(len(columns[RIGHT]))
+    for name, values in columns.items():
+        if name.startswith(CALLS) and name not in sampled:
+            calls += np.nan_to_num(values)
     found = {RIGHT: own[RIGHT], "calls": calls}
     return found | {name: own[name] for name in headings if name in own}
 
@@ -244,6 +258,7 @@ def _visible(
 def _new_sums(
     job: Job, store: Store, source: str, columns: Mapping[str, Floats], closing: ExitStack
 ) -> SourceSums:
+    """Return the empty sums of a source, and open its files."""
     seed = job.config.seed
     writer = SourceWriter(
         store.folder / source,
@@ -263,6 +278,8 @@ def _new_sums(
 
 
 def _add_source(sums: SourceSums, group: Group, source: str, columns: Mapping[str, Floats]) -> None:
+    """Add up and write the rows of a source."""
+    # The columns are those of the first group: a probe of some images may look at none of these.
     whole = {name: columns.get(name, nothing(len(group.names))) for name in sums.columns.columns}
     sums.columns.add(group.numbers, whole)
     for (over, under), own in sums.ratios.items():
@@ -271,8 +288,9 @@ def _add_source(sums: SourceSums, group: Group, source: str, columns: Mapping[st
     sums.writer.add(group.names, group.targets, ordered)
     for rows in group.rows:
         sums.writer.add_curves(rows, source)
-    calls = (v for n, v in group.table[source].items() if n.startswith(CALLS))
-    sums.calls += float(sum(np.nansum(values) for values in calls))
+    for name, values in group.table[source].items():
+        if name.startswith(CALLS):
+            sums.calls += float(np.nansum(values))
     sums.empty += int(np.nansum(group.table[source][EMPTY]))
 
 
@@ -296,9 +314,11 @@ def _add_conditions(
             seed = job.config.seed
             sums = totals.conditions.setdefault(condition.key, Sums([*pairs], seed=seed))
             sums.add(group.numbers, pairs)
-            calls = [own.get(CALLS + condition.key, np.zeros(1)) for own in group.table.values()]
-            before = totals.condition_calls.get(condition.key, 0.0)
-            totals.condition_calls[condition.key] = before + sum(map(np.nansum, calls))
+            calls = totals.condition_calls.get(condition.key, 0.0)
+            for own in group.table.values():
+                calls += float(np.nansum(own.get(CALLS + condition.key, np.zeros(1))))
+            totals.condition_calls[condition.key] = calls
+            # Whole images have the same answer for every source: read it from the first.
             first = group.table[job.sources[0].name]
             hits = first.get(RIGHT_UNDER + condition.key, nothing(1))
             total, count = totals.right.get(condition.key, (0.0, 0))
@@ -337,7 +357,7 @@ def _save_heatmaps(job: Job, store: Store, units: range, totals: Totals) -> None
 def _summary(
     job: Job, own: SourceSums, headings: Mapping[str, Heading], numbers: Sequence[int]
 ) -> dict[str, Estimate]:
-    """The mean and interval of every column of a source, and its ratios."""
+    """Return the mean and interval of every column of a source, and its ratios."""
     names = [name for name in own.columns.columns if name not in FACTS]
     directions = {name: headings[name].higher_is_better for name in names}
     limits = {name: headings[name].limits for name in names}
@@ -360,6 +380,7 @@ def _add_worst(
     for end, columns in groups_of(models_of(job)).items() if "msi" in headings else ():
         headings[f"msi_worst{end}"] = HEADINGS[f"msi_worst{end}"]
         for name, own in summaries.items():
+            # The worst on average, not per image: the minimum of noisy values would be too low.
             lowest = worst_of(columns, {column: own[column].mean for column in columns})
             own[f"msi_worst{end}"] = own[lowest]
             found.setdefault(f"msi_worst{end}", {})[name] = lowest
@@ -367,7 +388,7 @@ def _add_worst(
 
 
 def _ranked(job: Job, totals: Totals) -> list[RankedCondition]:
-    """How the sources rank under every condition, the first one first."""
+    """Return how the sources rank under every condition, the first one first."""
     found = []
     for probe in job.probes:
         for condition in probe.conditions:
@@ -393,6 +414,7 @@ def _write_pairs(job: Job, store: Store, ranked: Sequence[RankedCondition]) -> N
 
     frames = [one.standing.frame().assign(**asdict(one.standing.chance)) for one in ranked]
     for frame, one in zip(frames, ranked, strict=True):
+        # `frame` does not say of which condition it is: the column does, msi_blur for blur.
         frame.insert(0, "column", one.standing.column)
     with writing(store.folder / "pairs.csv") as part:
         part.write_text(as_csv(pandas.concat(frames)), encoding="utf-8")
@@ -405,9 +427,10 @@ def _record(
     order: Sequence[str],
     summaries: Mapping[str, Mapping[str, Estimate]],
 ) -> Record:
-    """What run.json holds besides config and provenance."""
+    """Return what run.json holds besides config and provenance."""
     classifier = job.classifier
-    skipped, stretched = totals.noted(SKIPPED), totals.noted(STRETCHED)
+    skipped = totals.noted(SKIPPED)
+    stretched = totals.noted(STRETCHED)
     leaks = {n: leak_warning(s) for n, s in summaries.items() if {"leak_ratio", LIFT} & {*s}}
     clean = totals.sources[order[0]].columns.means([RIGHT])[0]
     ratios = {
@@ -441,15 +464,13 @@ def _record(
         few_images=few_images(totals.n),
         seed=job.config.seed,
         chance=job.chance,
-        alpha_curve=_alpha_curve(job, totals),
-        twin=_twin(job, totals),
+        alpha_curve=_alpha_curve(job, totals) if totals.candidates else None,
+        twin=None if job.twin is None else _twin(job, job.twin, totals),
     )
 
 
-def _alpha_curve(job: Job, totals: Totals) -> dict[str, Any] | None:
-    """Mean MSI over alpha_min on the sample that the probe looked at."""
-    if not totals.candidates:
-        return None
+def _alpha_curve(job: Job, totals: Totals) -> dict[str, Any]:
+    """Return mean MSI over alpha_min on the sample that the probe looked at."""
     first = next(iter(totals.candidates.values()))
     alphas = [*candidates_of(ALPHA_CURVE, [*first.columns]).values()]
     probe = next(one for one in job.probes if one.key == "alpha-curve")
@@ -457,39 +478,27 @@ def _alpha_curve(job: Job, totals: Totals) -> dict[str, Any] | None:
     return {
         "images": sum(number in images for number in totals.numbers),
         "alphas": alphas,
-        "value_step": job.config.value_step
-        if job.is_searching
-        else max(0.05, job.config.value_step),
+        "value_step": coarse_step(job.config.value_step),
         "mean_msi": {name: own.means().tolist() for name, own in totals.candidates.items()},
     }
 
 
-def _twin(job: Job, totals: Totals) -> dict[str, Any] | None:
-    if job.twin is None:
-        return None
+def _twin(job: Job, twin: Classifier, totals: Totals) -> dict[str, Any]:
+    """Return what run.json says of a twin."""
     hits, images = totals.right.get("twin", (0.0, 0))
     return {
         "model": job.config.twin,
-        "fingerprint": asdict(fingerprint(job.twin)),
+        "fingerprint": asdict(fingerprint(twin)),
         "clean_accuracy": hits / images if images else None,
     }
 
 
-def _search_record(search: Search) -> SearchRecord:
-    return SearchRecord(
-        alphas=list(search.alphas),
-        mean_msi={name: list(means) for name, means in search.means.items()},
-        own_alpha_min={name: search.own_best(name) for name in search.means},
-        images=search.images,
-    )
-
-
 def _sampled(job: Job) -> str | None:
-    """What a reader must know of a run that asks some of the masks."""
-    probe = next((one for one in job.probes if one.key == ""), None)
-    if job.scoring.calls is None or getattr(probe, "drawing", None) is None:
+    """Return what a reader must know of a run that asks some of the masks; None if it asks all."""
+    probe = job.first_probe
+    if probe is None or probe.drawing is None:
         return None
-    masks = len(getattr(probe, "bands", ())) + 1
+    masks = len(probe.bands) + 1
     return (
         f"Each image was scored with at most {job.scoring.calls} of {masks} masks per method, drawn"
         " by seed: the scores of a single image are estimates. --calls exact uses all masks."
@@ -499,7 +508,7 @@ def _sampled(job: Job) -> str | None:
 def _truth(
     job: Job, totals: Totals, summaries: Mapping[str, Mapping[str, Estimate]]
 ) -> TruthRecord | None:
-    """Of how many images the truth is known, and what is wrong with that of others."""
+    """Count the images without a truth, or with an unusable one; None if no column needs it."""
     columns = [name for name in job.scoring.metrics if name in LOCALIZATION]
     if not columns:
         return None
@@ -509,7 +518,7 @@ def _truth(
 
 
 def _class_names(job: Job) -> list[str] | None:
-    """Names of the classes: the model's own, or those of the class folders."""
+    """Return names of the classes: the model's own, or those of the class folders."""
     folders = job.class_folders
     if job.classifier.classes is not None or not folders:
         return None if job.classifier.classes is None else list(job.classifier.classes)
@@ -519,20 +528,31 @@ def _class_names(job: Job) -> list[str] | None:
 
 def _within_outcome(
     job: Job, seen: range, summaries: Mapping[str, Mapping[str, Estimate]]
-) -> dict[str, Any] | None:
-    """What run.json says of a run with `within`: None without."""
-    within, units = job.config.within, job.units
-    if within is None:
-        return None
-    n = units.images_in(seen)  # those that were skipped count: the order is by image
-    half = half_width([summaries[name]["msi"] for name in job.ranked])
+) -> dict[str, Any]:
+    """Return what run.json says of a run with `within`."""
+    within = job.config.within
+    assert within is not None  # the caller asked
+    n = job.units.images_in(seen)  # those that were skipped count: the order is by image
     total = len(job.entries)
+    half = half_width([summaries[name]["msi"] for name in job.ranked])
     reached = half <= within
     if reached:
-        words = f"MSI of every method is known to ± {half:.2g} (--within {within:g}) from {n:,} of"
-        words += f" {total:,} images, in random order."
+        words = (
+            f"MSI of every method is known to ± {half:.2g} (--within {within:g}) from {n:,} of"
+            f" {total:,} images, in random order."
+        )
     else:
-        words = f"All {total:,} images are scored, and MSI is known to ± {half:.2g} only, not to ±"
-        words += f" {within:g} (--within): that takes about {n * (half / within) ** 2:,.0f} images."
-    known = {"target": within, "half_width": half, "reached": reached, "images": n, "of": total}
-    return known | {"words": words}
+        # The width of an interval falls with the root of the number of images.
+        needed = n * (half / within) ** 2
+        words = (
+            f"All {total:,} images are scored, and MSI is known to ± {half:.2g} only, not to ±"
+            f" {within:g} (--within): that takes about {needed:,.0f} images."
+        )
+    return {
+        "target": within,
+        "half_width": half,
+        "reached": reached,
+        "images": n,
+        "of": total,
+        "words": words,
+    }

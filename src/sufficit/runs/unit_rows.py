@@ -1,6 +1,6 @@
 """The rows of one unit, which a run stores: what probes and sources found of its images."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -22,7 +22,7 @@ SKIPPED = "skipped"
 class Rows:
     """A row per image and source; NaN where a probe did not look."""
 
-    unit: int
+    unit: int = -1  # its number; -1 for images of several units
     names: tuple[str, ...] = ()
     numbers: tuple[int, ...] = ()
     targets: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.long))
@@ -58,6 +58,7 @@ class Rows:
                     self.answers.setdefault(source, {})[part] = values.cpu()
                 elif values.ndim == 2:  # a curve: its mean over images is wanted
                     drawn = values.double().cpu()
+                    # Sums can be added over units; a value that was not asked is NaN.
                     total = drawn.nansum(0)
                     count = (~drawn.isnan()).sum(0).double()
                     self.curves.setdefault(source, {})[name] = torch.stack([total, count])
@@ -65,8 +66,3 @@ class Rows:
                     column = torch.full((len(self),), torch.nan, dtype=torch.float64)
                     column[list(places)] = values.double().cpu()
                     self.values.setdefault(source, {})[name] = column
-
-    def note(self, kind: str, found: Mapping[str, str]) -> None:
-        """Add notes of a kind on some images."""
-        if found:
-            self.notes.setdefault(kind, {}).update(found)

@@ -74,7 +74,7 @@ class SanityReport:
         return tuple(dict.fromkeys(found.method for found in self.cascade))
 
     def frame(self) -> "pandas.DataFrame":
-        """A row per method and step: means over images with 95 % intervals; NaN is counted."""
+        """Return a row per method and step: means with 95 % intervals; NaN is counted."""
         import pandas
 
         rows = []
@@ -88,15 +88,15 @@ class SanityReport:
         return pandas.DataFrame(rows)
 
     def cascade_of(self, method: str) -> list[Likeness]:
-        """The similarities of one method, step by step."""
+        """Return the similarities of one method, step by step."""
         return [found for found in self.cascade if found.method == method]
 
     def verdicts(self) -> dict[str, Verdict]:
-        """The verdict of each method: its rank correlation at the end against the threshold."""
+        """Return each method's verdict: rank correlation at the end against the threshold."""
         return {one.method: _verdict(self._mean(one), self.threshold) for one in self._ends()}
 
     def sentences(self) -> dict[str, str]:
-        """The finding for each method, in words."""
+        """Return the finding for each method, in words."""
         return {one.method: self._sentence(one) for one in self._ends()}
 
     def figure(self) -> "Figure":
@@ -108,9 +108,11 @@ class SanityReport:
         return [self.cascade_of(method)[-1] for method in self.methods]
 
     def _mean(self, found: Likeness) -> Estimate:
+        """Return the mean rank correlation after a step."""
         return estimate(found.rank_correlation, seed=self.seed)
 
     def _sentence(self, last: Likeness) -> str:
+        """Return the finding for a method, by the last step of the cascade."""
         end = self._mean(last)
         verdict = _verdict(end, self.threshold)
         if _too_few(end):
@@ -123,9 +125,10 @@ class SanityReport:
             }[verdict]
             words += f" {_value(end)} with all layers random"
             words += f" ({_missing(end)})" if end.n_nan else ""
-        if verdict == "passes":
+        if verdict == "passes":  # say from which layer on
             steps = self.cascade_of(last.method)
             means = [float(found.rank_correlation.nanmean()) for found in steps]
+            # The last step at which maps are still alike, counted from 1.
             high = [number for number, mean in enumerate(means, 1) if mean >= self.threshold]
             layer = steps[high[-1] if high else 0].layer
             words += f", and stays below {self.threshold:g} once {layer} is random"
@@ -142,16 +145,18 @@ def _verdict(found: Estimate, threshold: float) -> Verdict:
 
 
 def _too_few(found: Estimate) -> bool:
-    """Whether most images have no rank correlation."""
+    """Return whether most images have no rank correlation."""
     return found.n == 0 or found.n < found.n_nan
 
 
 def _value(found: Estimate) -> str:
+    """Return a mean with its interval, if there is one."""
     spread = f" ({found.low:.2f} .. {found.high:.2f})" if found.low < found.high else ""
     return f"{found.mean:.2f}{spread}"
 
 
 def _missing(found: Estimate) -> str:
+    """Return for how many images there is no rank correlation."""
     return f"{found.n_nan} of {found.n + found.n_nan} images have a constant heatmap"
 
 
@@ -181,6 +186,7 @@ def sanity_check(
     check_classifier(classifier)
     check_images(images)
     known = check_targets(targets, len(images))
+    # The same class for every copy: a random copy would predict another one.
     goals = predictions(classifier, images) if known is None else known
     used = methods_for(methods, classifier)
     size = (images.shape[2], images.shape[3])
@@ -246,6 +252,7 @@ def check_folder(
     methods: Methods = methods_from(config.methods)
     given = sources_from(config.methods)
     orders = [name for name, source in given.items() if isinstance(source, ToFit)]
+    # No controls: only the methods are drawn.
     job = make_job(replace(config, checks=("none",)), classifier=classifier)
     with ignore_image_warnings():
         batch, notes = job.reader.entries([*job.entries])
@@ -275,14 +282,13 @@ def save_sanity(
     from sufficit.report.html import environment, look_and_feel  # slow to import
 
     report = result.report
-    figure = result.report.figure()
     verdicts = report.verdicts()
     sentences = report.sentences()
     n = len(result.names)
     make_folder(folder)
     with writing(folder / "sanity.csv") as path:
         path.write_text(as_csv(report.frame()), encoding="utf-8")
-    plots.save(figure, folder / "sanity.png")
+    plots.save(report.figure(), folder / "sanity.png")
     run = provenance(config, classifier.device, classifier.dtype) | {
         "n": n,
         "images": result.names,
@@ -293,18 +299,27 @@ def save_sanity(
         "sentences": sentences,
         "skipped": result.skipped,
     }
-    failed = [name for name, verdict in verdicts.items() if verdict == "insensitive"]
-    named = f"Insensitive to the weights: {', '.join(failed)}."
+    verdict = "No method is insensitive to the weights."
+    failed = [name for name, found in verdicts.items() if found == "insensitive"]
+    if failed:
+        verdict = f"Insensitive to the weights: {', '.join(failed)}."
     steps = {name: report.cascade_of(name) for name in report.methods}
     device = run["device"]
-    facts = {"Command": run["command"], "Date": run["time"], "Seed": run["seed"]}
-    facts |= {"Targets": run["targets"], "Device": f"{device['type']}, {device['name']}"}
-    facts |= {"Skipped": len(run["skipped"]), "Commit": run["commit"] or ""}
-    page = environment().get_template("sanity.html").render(
+    facts = {
+        "Command": run["command"],
+        "Date": run["time"],
+        "Seed": run["seed"],
+        "Targets": run["targets"],
+        "Device": f"{device['type']}, {device['name']}",
+        "Skipped": len(run["skipped"]),
+        "Commit": run["commit"] or "",
+    }
+    template = environment().get_template("sanity.html")
+    page = template.render(
         model=config["model"],
         data_name=config["data"],
         n=n,
-        verdict=named if failed else "No method is insensitive to the weights.",
+        verdict=verdict,
         layers=[one.layer for one in next(iter(steps.values()))],
         rows=[
             {
@@ -320,7 +335,7 @@ def save_sanity(
         chart=Markup(plots.svg(report.figure(), "sanity", "Similarity over the cascade")),
         facts=[(name, str(value)) for name, value in facts.items() if value != ""],
         **look_and_feel(),
-    )  # fmt: skip
+    )
     with writing(folder / "report.html") as path:
         path.write_text(page, encoding="utf-8")
     save_json(folder / "run.json", run)

@@ -4,9 +4,11 @@ An order and a size cut an image in two: the region, which are the first pixels,
 fit asks about some of these parts, a certificate about some more.
 """
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +19,8 @@ from sufficit.perturbation.bands import EVERYTHING, all_but_top, ranks, runs, to
 from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.masked_model import MaskedModel, whole_images
 from sufficit.perturbation.predict import queued, whole_values
+from sufficit.perturbation.predictions import ViewPredictions
+from sufficit.turns import mark, wait_for
 
 THOUSANDTHS = (
     *(20, 30, 40, 60, 80, 100, 125, 150, 180, 210, 250, 290, 330, 380, 430, 480, 540, 600, 660),
@@ -29,6 +33,7 @@ REGION = slice(0, len(SIZES))
 REST = slice(len(SIZES), 2 * len(SIZES))
 NOTHING = 2 * len(SIZES)
 ALL = 2 * len(SIZES) + 1
+Found = TypeVar("Found")
 _MASK_ELEMENTS = 2**28  # of masks that are made at a time
 UNASKED = -3  # in place of a class; predictions.py has the other such numbers
 
@@ -117,10 +122,10 @@ class Parts:
         """The whole images' values by a score of the user's: [N]."""
         return whole_values(self.model, self.batch.images, self.batch_size)
 
-    def ask(self, asked: Asked, wanted: Tensor) -> Asked:
-        """Return the answers with those to the parts that are wanted added: bool [N,F,P].
+    def ask(self, asked: Asked, wanted: Tensor) -> "Coming":
+        """Put the parts that are wanted to the model, and wait for nothing: bool [N,F,P].
 
-        All parts of all images go to the model at once, fill by fill, and are waited for once.
+        All parts of all images go to the model at once, fill by fill.
         """
         targets = self.batch.targets.cpu()
         answers = []
@@ -138,14 +143,9 @@ class Parts:
                     targets=targets[rows],
                     whole=self._values,
                 )
-                answers.append(((rows, torch.full_like(rows, number), parts), views))
-        named = asked.named.clone()
-        confidences = asked.confidences.clone()
-        for places, views in answers:  # the first waits for all, which are queued by now
-            here = views.cpu()
-            named[places] = here.named.to(named)
-            confidences[places] = here.confidences
-        return replace(asked, named=named, confidences=confidences)
+                places = (rows, torch.full_like(rows, number), parts)
+                answers.append((places, views.queued_for_cpu()))
+        return Coming(asked, answers)
 
     def _masks(self, rows: Tensor, parts: Tensor) -> Tensor:
         """Return the pixels of some parts: [T], [T] -> bool [T,H,W]."""
@@ -153,3 +153,45 @@ class Parts:
         spans = self.spans[queued(parts, self.places.device)]
         first, last = spans[:, :, None, None].unbind(1)
         return (places >= first) & (places < last)
+
+
+class Coming:
+    """Answers that the model's device is computing, and those known before."""
+
+    def __init__(
+        self, asked: Asked, found: list[tuple[tuple[Tensor, Tensor, Tensor], ViewPredictions]]
+    ) -> None:
+        self.asked = asked
+        self.found = found
+        self.ready = mark()
+
+    def arrived(self) -> Asked:
+        """Wait for the answers, and return all that is known."""
+        wait_for(self.ready)
+        named = self.asked.named.clone()
+        confidences = self.asked.confidences.clone()
+        for places, views in self.found:
+            named[places] = views.named.to(named)
+            confidences[places] = views.confidences
+        return replace(self.asked, named=named, confidences=confidences)
+
+
+def in_step(jobs: "Sequence[Generator[Coming, Asked, Found]]") -> list[Found]:
+    """Return what jobs return that yield the answers they wait for.
+
+    While a GPU computes the answers to one job, Python works on the next.
+    """
+    results: dict[int, Found] = {}
+    waiting: deque[tuple[int, Coming | None]] = deque((number, None) for number in range(len(jobs)))
+    while waiting:
+        number, coming = waiting.popleft()
+        try:
+            if coming is None:
+                following = next(jobs[number])
+            else:
+                following = jobs[number].send(coming.arrived())
+        except StopIteration as end:
+            results[number] = end.value
+        else:
+            waiting.append((number, following))
+    return [results[number] for number in range(len(jobs))]

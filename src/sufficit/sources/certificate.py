@@ -1,6 +1,6 @@
 """What a model says of a region: alone, without it, and of nothing. The proof that it is enough."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -19,7 +19,9 @@ from sufficit.sources.asked import (
     THOUSANDTHS,
     UNASKED,
     Asked,
+    Coming,
     Parts,
+    in_step,
 )
 from sufficit.sources.kinds import Maps
 
@@ -169,7 +171,15 @@ def certificates(
 def certified(
     model: Classifier, batch: Batch, maps: Maps, *, batch_size: int | None = None
 ) -> Maps:
-    """Return the maps of a `Fitted` with all answers that certificates need.
+    """Return the maps of a `Fitted` with all answers that certificates need."""
+    (full,) = in_step([certifying(model, batch, maps, batch_size=batch_size)])
+    return full
+
+
+def certifying(
+    model: Classifier, batch: Batch, maps: Maps, *, batch_size: int | None = None
+) -> Generator[Coming, Asked, Maps]:
+    """Ask all that certificates need, for `in_step`.
 
     What the fit has asked is not asked again. Three to nine forward passes per image are left: of
     the rest, of nothing, and of all parts with a fill that the fit has not asked.
@@ -185,7 +195,8 @@ def certified(
         if size is not None:  # None: the region is the whole image, which is known
             wanted[row, :, [REGION.start + size, REST.start + size]] = True
     parts = Parts.of(model, batch, maps.maps, batch_size)
-    return replace(maps, asked=parts.ask(asked, wanted & ~asked.known))
+    full = yield parts.ask(asked, wanted & ~asked.known)
+    return replace(maps, asked=full)
 
 
 def certificates_of(
@@ -195,6 +206,7 @@ def certificates_of(
     assert maps.asked is not None  # by `certified`
     asked = maps.asked
     sizes = _sizes_of(maps)
+    passes = asked.passes.tolist()
     made = []
     for row, target in enumerate(targets.tolist()):
         said = _said(model, target, asked.named[row], asked.confidences[row])
@@ -211,7 +223,7 @@ def certificates_of(
                     _around(fill, fill != asked.unseen, own, sizes[row])
                     for fill, own in zip(asked.fills, said, strict=True)
                 ),
-                passes=int(asked.passes[row]),
+                passes=passes[row],
                 sizes=_sizes(asked, said),
                 needed=None if by_class else enough,
             )

@@ -9,7 +9,7 @@ suffice, the smaller of two, or the whole image where none does.
 Most sizes cannot win, and are not asked: what is not known yet bounds every score.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -21,7 +21,18 @@ from sufficit.data.batch import Batch
 from sufficit.errors import UserError
 from sufficit.metrics.column import Columns, Heading
 from sufficit.perturbation.fills import check_fill_name
-from sufficit.sources.asked import ALL, NOTHING, REGION, REST, SIZES, THOUSANDTHS, Asked, Parts
+from sufficit.sources.asked import (
+    ALL,
+    NOTHING,
+    REGION,
+    REST,
+    SIZES,
+    THOUSANDTHS,
+    Asked,
+    Coming,
+    Parts,
+    in_step,
+)
 from sufficit.sources.kinds import Maps, Method, Role, Source, SourceBase, SourceFacts, drawn_by
 
 # Regions that are enough with black and blur around them fail under noise, which they were not
@@ -79,10 +90,15 @@ class Fitted(SourceBase):
 
     def maps(self, model: Classifier, batch: Batch) -> Maps:
         """Draw the source's maps, ask the model about their sizes, choose one for each image."""
+        (found,) = in_step([self.fitting(model, batch)])
+        return found
+
+    def fitting(self, model: Classifier, batch: Batch) -> Generator[Coming, Asked, Maps]:
+        """Fit the maps of a batch, for `in_step`: wait for no answer, yield what is to come."""
         inner = drawn_by(self.source, model, batch)
         # The order before ReLU and stretching, where the source has one.
         parts = Parts.of(model, batch, inner.maps, self.batch_size)
-        asked, chosen = self._choose(parts)
+        asked, chosen = yield from self._choosing(parts)
         shares = torch.tensor([*SIZES, 1.0], dtype=torch.float64)[chosen]
         columns: Columns = {
             "fit_share": shares,
@@ -92,7 +108,7 @@ class Fitted(SourceBase):
         columns = inner.columns | columns
         return replace(inner, columns=columns, shares=shares, asked=asked)
 
-    def _choose(self, parts: Parts) -> tuple[Asked, Tensor]:
+    def _choosing(self, parts: Parts) -> Generator[Coming, Asked, tuple[Asked, Tensor]]:
         """Ask about parts of all images, round by round, until the size of each is known: [N]."""
         targets = parts.batch.targets.cpu()
         asked = parts.unasked(self.fills)
@@ -108,7 +124,7 @@ class Fitted(SourceBase):
             wanted &= (chosen == UNDECIDED)[:, None, None]
             if not wanted.any():
                 return asked, chosen
-            asked = parts.ask(asked, wanted)
+            asked = yield parts.ask(asked, wanted)
 
     def _judged(self, asked: Asked) -> tuple[Tensor, Tensor]:
         """Return whether each part keeps enough of the whole image's score: bool [N,F,P].

@@ -64,7 +64,7 @@ def make_app(
     title: str = "",
     names: Collection[str] = (),
 ) -> FastAPI:
-    """The page of a model, its endpoints and their schema.
+    """Return the page of a model, its endpoints and their schema.
 
     - `examples`: names and PNG files to try; a synthetic digit without them.
     - `title`: the page's heading.
@@ -87,6 +87,7 @@ def make_app(
     app.add_middleware(Guard, limits=limits)
     _add_endpoints(app, service, limits)
     _add_pages(app, service, limits, list(examples) or [("The example", example_image())], title)
+    # The schema names the methods and fills that this model has.
     forms = app.openapi()["components"]["schemas"]
     forms["ExplainForm"]["properties"]["methods"]["items"]["enum"] = list(service.methods)
     for name in ("ScoreForm", "RegionForm"):
@@ -117,13 +118,14 @@ class Guard:
         await (refusal or self.app)(scope, receive, send_safely)
 
     def refusal(self, method: str, headers: Headers) -> Response | None:
-        """The answer to a request that is not allowed; browsers tell where it comes from."""
+        """Return the answer to a request that is not allowed; browsers tell where it comes from."""
         crosses = headers.get("sec-fetch-site") == "cross-site"
         fetched = crosses and headers.get("sec-fetch-mode") != "navigate"
         origin = headers.get("origin")
         if fetched or (origin is not None and origin.partition("://")[2] != headers.get("host")):
             return _failure(403, "pages of other sites may not use this server: open its own page")
         if method == "POST":
+            # Before the body is read: what is too large is not even received.
             length = headers.get("content-length", "")
             if not length.isdecimal() or "transfer-encoding" in headers:
                 return _failure(411, "the request has no Content-Length: send it in one piece")
@@ -158,11 +160,14 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 def _failure(status: int, text: str) -> Response:
+    """Return the answer to a request that fails."""
     safe = text.encode("utf-8", "replace").decode()  # whatever the request held
     return JSONResponse({"error": safe}, status, SAFE_HEADERS)
 
 
 def _add_endpoints(app: FastAPI, service: Service, limits: Limits) -> None:
+    """Add what programs and the page call."""
+    # One model, and its memory: the next request waits in its thread.
     one_at_a_time = anyio.CapacityLimiter(1)
     multipart = Form(media_type="multipart/form-data")
 
@@ -175,6 +180,7 @@ def _add_endpoints(app: FastAPI, service: Service, limits: Limits) -> None:
             raise HTTPException(400, "the file is empty: choose another")
 
         def check(done: float, total: float) -> None:
+            # Each forward pass asks: nobody waits for the rest of the work.
             if anyio.from_thread.run(request.is_disconnected):
                 raise HTTPException(400, "the browser has left")
 
@@ -233,6 +239,7 @@ def _add_pages(
     examples: Sequence[tuple[str, bytes]],
     title: str,
 ) -> None:
+    """Add the pages that people see, and their example images."""
     templates, feel = environment(HOME), look_and_feel(HOME)
     count = Counter(service.classes)  # classes that share a name get their number as well
     targets = {
@@ -257,6 +264,7 @@ def _add_pages(
         more=Markup(asset("live.css", HOME)),
         **feel,
     )
+    # Only this page's own script runs, whatever a file name holds.
     policy = {"Content-Security-Policy": PAGE_POLICY.format(**feel)}
     png = {"image/png": {"schema": {"type": "string", "format": "binary"}}}
 
@@ -282,7 +290,7 @@ def _add_pages(
 
 
 def example_image(file: Path | None = None, limits: Limits | None = None) -> bytes:
-    """An image file within the limits as PNG; without one, a synthetic digit."""
+    """Return an image file within the limits as PNG; without one, a synthetic digit."""
     if file is None:
         pixels = synthetic_digits(1, seed=EXAMPLE_SEED).images[0]
     else:

@@ -16,7 +16,7 @@ Ready = Callable[[uvicorn.Server], None]
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket that listens at a host and port; uvicorn's own would end the process on failure."""
+    """Return a socket that listens at a host and port; uvicorn's would end the process."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         return socket.create_server((host, port), family=family, backlog=128)
@@ -28,12 +28,12 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def is_local(listening: socket.socket) -> bool:
-    """Whether only this machine can reach a socket."""
+    """Return whether only this machine can reach a socket."""
     return ip_address(listening.getsockname()[0].partition("%")[0]).is_loopback
 
 
 def url(listening: socket.socket) -> str:
-    """The URL of the page."""
+    """Return the URL of the page."""
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

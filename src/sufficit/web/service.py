@@ -82,7 +82,7 @@ class Service:
         }
 
     def explain(self, images: Tensor, form: ExplainForm, progress: Progress) -> Answer:
-        """The prediction and the heatmaps of one image [1,C,H,W], without masked images."""
+        """Return the prediction and the heatmaps of one image [1,C,H,W], without masked images."""
         common, probabilities, heatmaps = self._look(images, form, form.methods, progress)
         likeliest = probabilities.nan_to_num(-1).topk(min(LIKELIEST, len(self.classes))).indices
         # A page with one image can hold its maps at full size.
@@ -110,7 +110,7 @@ class Service:
         }
 
     def score(self, images: Tensor, form: ScoreForm, progress: Progress) -> Answer:
-        """The scores of one method on one image [1,C,H,W], as `evaluate` returns them."""
+        """Return the scores of one method on one image [1,C,H,W], as `evaluate` returns them."""
         common, _, heatmaps = self._look(images, form, [form.method], progress)
         scores = evaluate(
             self.classifier,
@@ -124,6 +124,7 @@ class Service:
             columns=COLUMNS,
             progress=progress,
         )
+        # The viewer of the report reads the same curves.
         curves = viewer_data.answers_along(scores.answers, form.alpha_min, common["grid"])[0]
         values = {name: scores[name].item() for name in COLUMNS}
         return common | {
@@ -137,7 +138,7 @@ class Service:
         }
 
     def region(self, images: Tensor, form: RegionForm, progress: Progress) -> Answer:
-        """The region of one image [1,C,H,W] that is enough, or the model's answer at one size."""
+        """Return the region of one image [1,C,H,W] that is enough, or the answer at one size."""
         target, _ = self._target(images, form, [form.method])
         batch = batch_of(self.classifier, images.to(self.classifier.device), torch.tensor([target]))
         source = source_of(form.method, self.methods[form.method])
@@ -151,7 +152,7 @@ class Service:
         return viewer_data.region_data(certificate, order)
 
     def _at_size(self, batch: Batch, maps: Maps, share: float) -> Size:
-        """What the model says of the region of a size, and of the rest, with the fills of a fit."""
+        """Return the answers for the region of a size and for the rest, with the fills of a fit."""
         target = int(batch.targets[0])
         shares = torch.tensor([share], dtype=torch.float64, device=maps.maps.device)
         region = cut_at(resize(maps.maps, batch.size), shares) >= 0.5
@@ -176,7 +177,7 @@ class Service:
         )
 
     def _target(self, images: Tensor, form: ImageForm, names: Sequence[str]) -> tuple[int, Tensor]:
-        """The class to explain, and the probabilities [classes]; raise for unknown methods."""
+        """Return the class to explain and the probabilities [classes]; refuse unknown methods."""
         for name in names:
             if name not in self.methods:
                 raise unknown("method", name, self.methods)
@@ -193,7 +194,7 @@ class Service:
     def _look(
         self, images: Tensor, form: CurveForm, names: Sequence[str], progress: Progress
     ) -> tuple[Answer, Tensor, dict[str, Tensor]]:
-        """What both answers say, the probabilities [classes], the heatmaps by method [1,H,W]."""
+        """Return what both answers share, the probabilities [classes], and the heatmaps [1,H,W]."""
         if form.fill not in self.fills:
             raise unknown("fill for this model", form.fill, self.fills)
         target, probabilities = self._target(images, form, names)
@@ -212,6 +213,7 @@ class Service:
         return common, probabilities, heatmaps
 
     def _class(self, number: int, probabilities: Tensor) -> Answer:
+        """Return a class as answers hold it."""
         probability = viewer_data.rounded(probabilities[number : number + 1])[0]
         return {"number": number, "name": self.classes[number], "probability": probability}
 
@@ -219,7 +221,7 @@ class Service:
 def open_service(
     classifier: Classifier, name: str, methods: Methods = (), value_step: float = VALUE_STEP
 ) -> Service:
-    """A service whose usual methods are `methods`, which must work; others that work follow.
+    """Return a service whose usual methods are `methods`, which must work; others that work follow.
 
     Without `methods` the usual ones are the CAMs and rollout, as far as they work on the model.
     """
@@ -229,6 +231,7 @@ def open_service(
     bands.grid(value_step)  # raises if the step makes no grid
     if value_step < LEAST_STEP:
         raise UserError(f"value_step must be {LEAST_STEP:g} or more, got {value_step}: raise it")
+    # Which methods and fills work is tried on a grey image.
     grey = torch.full((1, view.channels, *view.crop), 0.5)
     with torch.no_grad():
         n_classes = classifier(grey).shape[1]
@@ -237,6 +240,7 @@ def open_service(
         _heatmaps(classifier, grey, None, own)  # raises if one of them does not work
     others: dict[str, Explainer] = {}
     for word, entry in EXPLAINERS.items():
+        # A page is to answer at once: methods of many passes are offered only if they are named.
         quick = isinstance(entry.passes, int) and entry.passes <= 3
         if quick and word not in own:
             with suppress(UserError):  # it does not work on this model
@@ -255,7 +259,7 @@ def open_service(
 
 
 def _can_drop(classifier: Classifier, grey: Tensor) -> bool:
-    """Whether a model has tokens that can be left out, and answers without some of them."""
+    """Return whether a model has tokens that can be left out, and answers without some of them."""
     half = torch.zeros_like(grey[:, 0])
     half[:, : half.shape[1] // 2] = 1
     try:
@@ -268,7 +272,7 @@ def _can_drop(classifier: Classifier, grey: Tensor) -> bool:
 def _heatmaps(
     classifier: Classifier, images: Tensor, targets: Tensor | None, methods: Methods
 ) -> dict[str, Tensor]:
-    """The heatmaps of each method, without warnings for empty ones: answers say so themselves."""
+    """Return the heatmaps of each method, without warnings for empty ones: answers say so."""
     with warnings.catch_warnings():  # safe: one thread alone runs the model
         warnings.simplefilter("ignore", EmptyHeatmapWarning)
         return explain_all(classifier, images, targets, methods, progress=False)
