@@ -109,7 +109,7 @@ _GAMMA = Option(0.25, "more weight for contributions of the output's sign", leas
 _FILL = Option("black", "what hidden pixels show", choices=("black", "mean", "blur", "noise"))
 # captum and zennit have some of these too, as captum:NAME and zennit:NAME. One of theirs would take
 # the place of ours where it needs at most a tenth more time and memory on a GPU. None does on both
-# networks that were measured, a CNN and a transformer (benchmarks/methods.py, research/LOG.md).
+# networks that were measured, a CNN and a transformer (benchmarks/methods.py).
 EXPLAINERS: dict[str, Explainer] = {
     # CAMs share a forward pass, and a backward pass for each score, to the layer alone. captum's
     # takes passes of its own, three times the time and six times the memory, and reads no tokens.
