@@ -77,6 +77,7 @@ KINDS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "center": (lambda _: "center", lambda _: "random"),
     "tensor": (lambda _: rand(N, 4, 5), lambda _: rand(N, 4, 5, seed=1)),
     "file": (lambda place: map_file(place, 0), lambda place: map_file(place, 1)),
+    "path": (lambda place: Path(map_file(place, 0)), lambda place: Path(map_file(place, 1))),
     "fitted": (lambda _: Fitted("gradcam"), lambda _: Fitted("layercam")),
     "fitted function": (lambda _: Fitted(grey), lambda _: Fitted(grey, fills=("mean",))),
     "cut": (lambda _: cut("gradcam", 0.25), lambda _: cut("gradcam", 0.5)),

@@ -395,7 +395,7 @@ def _pairs_of(
     p_values = np.fmax([p for p, _ in flips], moment.p_values())
     corrected = np.empty_like(p_values)
     for family in {*families}:
-        own = [k for k, one in enumerate(families) if one == family]
+        own = [k for k, name in enumerate(families) if name == family]
         corrected[own] = holm(p_values[own])
     n = counts.sum(axis=0)
     return tuple(

@@ -171,7 +171,7 @@ class ViewPredictions:
     confidences: Tensor  # [T] softmax of the view's target; NaN without targets
 
     def queued_for_cpu(self) -> "ViewPredictions":
-        """Copies on the CPU that hold the answers once the device has come so far."""
+        """Return copies on the CPU that hold the answers once the device has come so far."""
         return ViewPredictions(
             self.named.to("cpu", non_blocking=True), self.confidences.to("cpu", non_blocking=True)
         )
