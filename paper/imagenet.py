@@ -362,7 +362,8 @@ class ImageNetTable:
             drawn[name] = float(passes)
             method: Any = source.method  # type: ignore[attr-defined]  # of these all have one
             regions = explain(self.classifier, images, None, method, fit=True, progress=False)
-            fitted[name] = drawn[name] + float(np.mean([one.passes for one in regions]))
+            mean_passes = float(np.mean([regions[row].passes for row in range(len(few))]))
+            fitted[name] = drawn[name] + mean_passes
             clock.check()
         return {"drawn": drawn, "fitted": fitted, "n": len(few)}
 

@@ -516,8 +516,9 @@ def _model_digest(classifier: Classifier) -> str:
 
 def _metric_digest(metric: AnyMetric) -> str:
     """The code of a column of the user's."""
-    measured = isinstance(metric, MapMetric | RedrawnMetric)
-    return identity_of(metric.measure if measured else metric.formula)
+    if isinstance(metric, MapMetric | RedrawnMetric):
+        return identity_of(metric.measure)
+    return identity_of(metric.formula)
 
 
 def _digest(value: Any) -> str:
