@@ -28,7 +28,7 @@ from sufficit import Classifier, UserError, evaluate, normalize, resize
 from sufficit.provenance import surroundings
 from table_results import write_json
 
-METHODS = {"gradcam": GradCAM, "gradcam++": GradCAMpp, "layercam": LayerCAM}
+METHODS: dict[str, Any] = {"gradcam": GradCAM, "gradcam++": GradCAMpp, "layercam": LayerCAM}
 STEPS = 20
 SOFTMAX = partial(torch.softmax, dim=-1)
 PAIRS = {
@@ -61,7 +61,7 @@ class Fixed:
 
 def theirs(extractor: Any, inputs: Tensor, heatmap: Tensor, target: int) -> dict[str, float]:
     """Return torchcam's four numbers for one image."""
-    fixed = Fixed(extractor, heatmap)
+    fixed: Any = Fixed(extractor, heatmap)
     first = ClassificationMetric(fixed, SOFTMAX)
     second = DeletionInsertionMetric(fixed, SOFTMAX, steps=STEPS)
     for metric in (first, second):

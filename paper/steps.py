@@ -37,7 +37,7 @@ class Clock:
         """Seconds until the end."""
         return float("inf") if self.end is None else self.end - time.monotonic()
 
-    def check(self, done: int = 0, total: int = 0) -> None:
+    def check(self, done: float = 0, total: float = 0) -> None:
         """Raise if the time is over. It may be given as `progress`, which is called often."""
         if self.left < 0:
             raise OutOfTimeError

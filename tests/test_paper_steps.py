@@ -135,7 +135,7 @@ class Ticking(Clock):
     checks: Iterator[int]
     at: int
 
-    def check(self, done: int = 0, total: int = 0) -> None:
+    def check(self, done: float = 0, total: float = 0) -> None:
         if next(type(self).checks) == type(self).at:
             raise OutOfTimeError
 
