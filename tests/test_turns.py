@@ -1,44 +1,20 @@
 """Threads that share a GPU: one at a time works, and gives its turn away where it waits."""
 
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 
 import pytest
 import torch
 
+from small_streams import without_gpu
 from sufficit.turns import can_take_turns, in_turns, others_turn, wait_for_results
 
 CPU = torch.device("cpu")
 
 
-class Stream:
-    """A stream whose work takes a moment."""
-
-    def __init__(self, *_: object) -> None:
-        self.waits = 0
-
-    def synchronize(self) -> None:
-        self.waits += 1
-        time.sleep(0.02)
-
-
 @pytest.fixture(autouse=True)
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams that need no GPU."""
-    current = threading.local()
-
-    @contextmanager
-    def entered(stream: Stream) -> Iterator[None]:
-        current.stream = stream
-        yield
-
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: None)
-    monkeypatch.setattr(torch.cuda, "Stream", Stream)
-    monkeypatch.setattr(torch.cuda, "stream", entered)
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: current.stream)
+    without_gpu(monkeypatch)
 
 
 def test_results_come_in_order_and_two_are_in_work() -> None:
