@@ -49,13 +49,7 @@ def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     While torch traces a program, as for an export, a tensor has no numbers that could be kept.
     """
     plain = torch.inference_mode(False)(make)
-
-    @lru_cache(maxsize=64)
-    def known(*given: object) -> Tensor:
-        made = plain(*given)
-        if made.is_cuda:  # whole, whatever stream reads it
-            torch.cuda.current_stream(made.device).synchronize()
-        return made
+    known = lru_cache(maxsize=64)(plain)
 
     @wraps(make)
     def found(*given: object) -> Tensor:
