@@ -126,8 +126,10 @@ def predict_whole(
             rows = slice(start, start + count)
             inputs, _ = loop.normalized(rows)
             logits = loop.each(inputs, loop.answer)
-            predicted = targets is None or own_score
-            goals = logits.argmax(1) if predicted else targets[rows].to(logits.device)
+            if targets is None or own_score:
+                goals = logits.argmax(1)
+            else:
+                goals = targets[rows].to(logits.device)
             named, confidences = judge(logits, goals, loop.score)
             if own_score:
                 named, confidences = relative(confidences, logits[:, 0])
