@@ -1,6 +1,6 @@
 """A default `compare` of a few photographs on a CPU: its passes, its time, and the bare model's.
 
-    OMP_NUM_THREADS=2 PYTHONPATH=src python benchmarks/cpu_user.py --data PHOTOGRAPHS --out FILE.json
+    OMP_NUM_THREADS=2 python benchmarks/cpu_user.py --data PHOTOGRAPHS --out FILE.json
 
 Five CAMs, the controls and all default checks by MobileNetV2 at 224 px, the report included, in a
 process that has imported the package. Bare are forward passes alone, in the batches that a run

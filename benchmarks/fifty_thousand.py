@@ -59,7 +59,8 @@ def measure(asked: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "merging": json.loads(MERGE.read_text())["results"][str(WHOLE)]["merge_seconds"],
     }
     return {
-        "images": asked.images, "checked": probes_of.CHECKED, "sources": len(job.sources), "masks": masks,
+        "images": asked.images, "checked": probes_of.CHECKED,
+        "sources": len(job.sources), "masks": masks,
         "calls": job.config.calls, "donors": job.config.donors, "unit": unit,
         "model_calls": found.record.model_calls, "compiled": job.compiles,
         "images_per_second": rate,

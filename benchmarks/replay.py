@@ -1,20 +1,20 @@
-"""Images, calls and seconds until MSI of seven methods is known within 0.01, from stored rows.
+"""Images, calls and seconds until MSI of several methods is known within 0.01, from stored rows.
 
-    python benchmarks/replay.py rows --model MODEL --data FOLDER --images 256 --device cuda --out R.npz
+    python benchmarks/replay.py rows --model MODEL --data FOLDER --device cuda --out R.npz
     python benchmarks/replay.py replay R.npz --rate 23000 --out benchmarks/results/replay.json
-    python benchmarks/replay.py values ROWS.parquet --method map --column msi_black \
+    python benchmarks/replay.py values ROWS.parquet --method map --column msi_black \\
         --where "way=as it is" --masks 26 --rate 19461 --compile 15 --out FILE.json
     python benchmarks/replay.py simulate --out benchmarks/results/stopping-cpu.json
 
-`rows` asks the model every mask of every image and stores whether each answer was the target. `replay` draws
-50,000 images from them, with masks drawn anew for each, and stops where a run would: with all
-masks or some, by looks that double and share the error (the rule until this one was measured), and
-by the rule in use. The number of images and masks, the spread, and the calls are those of the
-rows; seconds are calls over a measured rate. `share` is how often the interval at the end holds the
-mean of the rows, `all at once` is with the error shared by the seven methods. `values` does the
-same with the MSI that some run gave each image, from any number of masks. `simulate` does so
-with made-up values whose mean is known, one method at a time: values like MSI, a method that fails on
-nine images in ten, and one that fails on one in a hundred, which narrow intervals do not see.
+`rows` asks the model every mask of every image and stores whether each answer was the target.
+`replay` draws 50,000 images from them, with masks drawn anew for each, and stops where a run would:
+with all masks or some, by looks that double and share the error (the rule before the one in use),
+and by the rule in use. `values` does the same with the MSI that some run gave each image, from any
+number of masks. Images, spread and calls are those of the rows; seconds are calls over a measured
+rate. `share` is how often the interval at the end holds the mean of the rows, `all at once` is with
+the error shared by the methods. `simulate` stops on made-up values whose mean is known, one method
+at a time: values like MSI, a method that fails on nine images in ten, and one that fails on one in
+a hundred, which narrow intervals do not see.
 """
 
 import argparse

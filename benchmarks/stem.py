@@ -82,7 +82,7 @@ def with_block_stem(model: nn.Module) -> nn.Module:
     return found
 
 
-def main() -> None:
+def main() -> None:  # noqa: PLR0915  # one measurement, from the models to the table
     words = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -148,11 +148,13 @@ def main() -> None:
         return job
 
     models = {"plain stem": compiled(plain), "block stem": compiled(blocks)}
-    masking = {name: compiled(Masking(one)) for name, one in zip(models, (plain, blocks))}
+    masking = {
+        name: compiled(Masking(one)) for name, one in zip(models, (plain, blocks), strict=True)
+    }
     jobs: dict[str, Callable[[], Tensor]] = {}
-    for name in models:
-        jobs[f"bare, {name}"] = bare(models[name])
-        jobs[f"masks before, {name}"] = before(models[name])
+    for name, model in models.items():
+        jobs[f"bare, {name}"] = bare(model)
+        jobs[f"masks before, {name}"] = before(model)
         jobs[f"masks within, {name}"] = within(masking[name])
     seconds: dict[str, float] = {}
     answers = {}

@@ -24,7 +24,6 @@ from sufficit.perturbation.predictions import (
     relative,
 )
 from sufficit.progress import passed
-from sufficit.turns import wait_for_results
 
 AnyMasker = Masker | ViewMasker | tokens.TokenMasker
 
@@ -136,7 +135,6 @@ def predict_whole(
                 named, confidences = relative(confidences, logits[:, 0])
             found.append((named, confidences, goals))
             start += count
-        wait_for_results()
         named, confidences, goals = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
     return Predictions(
         bands=(EVERYTHING,),
@@ -370,7 +368,6 @@ class _Loop:
                 imputes=self.imputes,
             )
         named, confidences = self.masked(masker, goals, asked)
-        wait_for_results()
         if len(whole) and known is not None and not own_score:
             seen = whole.cpu()
             named[unmasked] = known.named[seen, 0].to(named)
