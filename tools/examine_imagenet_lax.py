@@ -1,7 +1,8 @@
-r"""Examine trained adapters of ImageNet networks: two classes, photographs from elsewhere, cost, a sheet.
+r"""Examine trained adapters: two classes, photographs from elsewhere, cost, a sheet.
 
     PYTHONPATH=src:tools:experiments/lax python tools/examine_imagenet_lax.py WHAT \\
-        --network resnet50 --adapter FOLDER --weights ROOT --out FILE [--photos FOLDER] [--data ROOT]
+        --network resnet50 --adapter FOLDER --weights ROOT --out FILE \\
+        [--photos FOLDER] [--data ROOT]
 
 - pairs: photographs of two classes side by side (`choose`); is the peak of each class's map on its
   own half?
@@ -18,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,13 +27,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 from torchvision.transforms.functional import center_crop, pil_to_tensor, resize
+from train_imagenet_lax import read
 
 from sufficit import Classifier, Lax, explain
 from sufficit.explainers.explanation import draw_all
 from sufficit.perturbation.heatmaps import resize as enlarged
 from sufficit.statistics import compare_values
 from sufficit.training.level_sets import level_sets
-from train_imagenet_lax import read
 
 SIDE = 224
 CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
@@ -174,9 +176,8 @@ def onnx_cost(classifier: Classifier, lax: Lax, batches: tuple[int, ...]) -> dic
         traced = torch.export.export(
             Logits().eval(), (example,), dynamic_shapes=shapes, strict=False
         )
-        torch.onnx.export(
-            traced, dynamo=True, input_names=["images"], output_names=["logits"]
-        ).save(str(alone))
+        names = {"input_names": ["images"], "output_names": ["logits"]}
+        torch.onnx.export(traced, dynamo=True, **names).save(str(alone))
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = torch.get_num_threads()
         sessions = [
@@ -185,8 +186,8 @@ def onnx_cost(classifier: Classifier, lax: Lax, batches: tuple[int, ...]) -> dic
         ]
         for n in batches:
             given = {"images": np.random.default_rng(0).random((n, 3, SIDE, SIDE), np.float32)}
-            jobs = [lambda s=s: s.run(None, given) for s in sessions]
-            found[f"onnxruntime, {n} at a time"] = ratio(*jobs, "cpu")
+            both, bare = (partial(session.run, None, given) for session in sessions)
+            found[f"onnxruntime, {n} at a time"] = ratio(both, bare, "cpu")
     return found
 
 

@@ -128,8 +128,25 @@ def msi_of(
     return found
 
 
-def main() -> None:
-    """Train, score, write."""
+def chosen_photographs(photos: dict[str, Tensor], args: argparse.Namespace) -> tuple[Tensor, str]:
+    """Replace `learn` as the options say; return what calibrates the size, and a name for both."""
+    choose, learned_from = photos["choose"], "ImageNet validation photographs (learn)"
+    if args.learn is not None:
+        from examine_imagenet_lax import photographs
+
+        found = (photographs(args.learn, args.limit)[1] * 255).round().byte()
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))
+        choose, photos["learn"] = found[order[:250]], found[order[250:]]
+        learned_from = f"photographs of {args.learn.name}"
+    if args.photographs is not None:
+        photos["learn"] = photos["learn"][: args.photographs]
+        # Who has so few photographs has as many fewer to calibrate the size by.
+        choose = choose[: max(50, args.photographs // 4)]
+    return choose.float() / 255, learned_from
+
+
+def options() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
@@ -147,7 +164,14 @@ def main() -> None:
     for name in ("steps", "cells", "width"):
         parser.add_argument(f"--{name}", type=int, default=getattr(recipe, name))
     parser.add_argument("--block", default=recipe.block)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, score, write."""
+    args = options()
+    recipe = RECIPES["robust"]
+    assert isinstance(recipe, OrderRecipe)
     os.environ["LAX_WEIGHTS"] = str(args.weights)
     import classifiers  # reads the folder
 
@@ -158,28 +182,13 @@ def main() -> None:
         classifier.to(memory_format=torch.channels_last)
     precision = args.precision or ("bf16" if device == "cuda" else "fp32")
     photos = read(args.data, args.limit)
-    learned_from = "ImageNet validation photographs (learn)"
-    calibrating = photos["choose"]
-    if args.learn is not None:
-        from examine_imagenet_lax import photographs
-
-        elsewhere = (photographs(args.learn, args.limit)[1] * 255).round().byte()
-        mixed = elsewhere[
-            torch.randperm(len(elsewhere), generator=torch.Generator().manual_seed(0))
-        ]
-        calibrating, photos["learn"] = mixed[:250], mixed[250:]
-        learned_from = f"photographs of {args.learn.name}"
-    if args.photographs is not None:
-        photos["learn"] = photos["learn"][: args.photographs]
-        # Of so few photographs a user has as many fewer to calibrate the size by.
-        calibrating = calibrating[: max(50, args.photographs // 4)]
+    choose, learned_from = chosen_photographs(photos, args)
     names = ("steps", "cells", "width", "block")
     recipe = replace(recipe, **{name: getattr(args, name) for name in names})
     name = f"{args.network}-{args.seed}"
     name += "" if args.photographs is None else f"-{args.photographs}"
     name += "" if args.learn is None else f"-{args.learn.name}"
     folder = args.out / name
-    choose = calibrating.float() / 255
     began = time.monotonic()
     lax = train_lax(
         classifier,

@@ -14,18 +14,18 @@ import json
 import math
 import os
 import time
-from functools import partial, update_wrapper
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from train_imagenet_lax import read, scored
 
 from rival_losses import FINAL, FINAL_RECIPES
 from sufficit import Classifier, Lax, train_lax
 from sufficit.training.frozen_copy import frozen_copy
 from sufficit.training.processes import fabric_for
-from train_imagenet_lax import read, scored
 
 PASSES = 4  # through the photographs, in what the training calls an epoch
 
@@ -100,7 +100,7 @@ def main() -> None:
                 classifier,
                 loader,
                 recipe=FINAL_RECIPES[name],
-                loss=update_wrapper(partial(FINAL[name], size=size), FINAL[name]),
+                loss=partial(FINAL[name], size=size),
                 target="prediction",
                 class_free=True,
                 epochs=max(1, round(args.steps / len(loader))),

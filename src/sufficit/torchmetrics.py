@@ -397,22 +397,26 @@ class Leakage(_RowMetric):
             seed=seed,
             pool=checked_pool(pool),
         )
+        columns = ("lifts", "calls") if self.meter.lifted else TENSORS
         self._add_states(
-            TENSORS, self.meter.alpha_min, donors, seed, fill, id(pool), id(classifier)
+            columns, self.meter.alpha_min, donors, seed, fill, id(pool), id(classifier)
         )
 
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
         numbers = self._numbers(images)
         leaked = self.meter.leak(images, heatmaps, targets, numbers=numbers, strict=False)
-        self._add_rows({name: getattr(leaked, name) for name in TENSORS})
+        self._add_rows({name: getattr(leaked, name) for name in self.rows})
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the mean of each column, and the ratio of leak to chance."""
+        """Return the mean of each column, and the ratio of leak to chance; or of the lifts."""
         leaked = self.leaked()
         means = {name: torch.tensor(value) for name, value in leaked.mean().items()}
-        return means | {"leak_ratio": torch.tensor(leaked.ratio)}
+        return means if self.meter.lifted else means | {"leak_ratio": torch.tensor(leaked.ratio)}
 
     def leaked(self) -> Leak:
         """Return what `leak` returns for the images this process has seen so far."""
-        return Leak(**self._joined(), alpha_min=self.meter.alpha_min)
+        rows = self._joined()
+        if self.meter.lifted:
+            return Leak.of_lifts(rows["lifts"], rows["calls"], self.meter.alpha_min)
+        return Leak(**rows, alpha_min=self.meter.alpha_min)

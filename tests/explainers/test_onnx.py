@@ -92,9 +92,8 @@ def test_a_cut_in_onnx_is_that_of_a_map() -> None:
     torch.testing.assert_close(cut, cut_at(order, several), rtol=0, atol=1e-6)
     for size in (0.02, 0.3, 0.95):
         wanted = cut_at(order, torch.full((3,), size))
-        torch.testing.assert_close(
-            onnx_file.cut(order, torch.full((3,), size)).double(), wanted, rtol=0, atol=1e-6
-        )
+        found = onnx_file.cut(order, torch.full((3,), size)).double()
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:

@@ -190,7 +190,8 @@ class Lax(nn.Module, PyTorchModelHubMixin):
     def shares(self, orders: Tensor) -> Tensor:
         """The share of each image that its map marks, by its order: [N,h,w] -> [N]."""
         if self.size_head is None:
-            return torch.full((len(orders),), self.size, device=orders.device)
+            # Not len(orders): an export must not take the number of images for a constant.
+            return torch.full((orders.shape[0],), self.size, device=orders.device)
         with torch.autocast(orders.device.type, enabled=False):
             found: Tensor = self.size_head(orders)
             return found

@@ -64,6 +64,22 @@ class Leak:
     alpha_min: float
     lifts: Tensor | None = None  # [N,3] by LIFT_SIZES, in the place of all shares, which are NaN
 
+    @classmethod
+    def of_lifts(cls, lifts: Tensor, calls: Tensor, alpha_min: float) -> "Leak":
+        """Return the leak of a model of many classes, by lifts [N,3]; its shares are NaN."""
+        unmeasured = torch.full_like(lifts[:, 0], torch.nan)
+        return cls(
+            donors=unmeasured,
+            donors_chance=unmeasured,
+            grey=unmeasured,
+            grey_chance=unmeasured,
+            noise=unmeasured,
+            noise_chance=unmeasured,
+            calls=calls,
+            alpha_min=alpha_min,
+            lifts=lifts,
+        )
+
     def __len__(self) -> int:
         return len(self.donors)
 
@@ -317,18 +333,9 @@ class LeakMeter:
             own = self._log_shares(first, top_masks(heatmaps, size), owners, goals[owners])
             chance = self._log_shares(first, self._pool_top_masks[place], partners, goals[owners])
             found[:, place].index_add_(0, owners, own - chance)
-        unknown = torch.full((m * n,), torch.nan, dtype=torch.float64, device="cpu")
-        return Leak(
-            donors=unknown,
-            donors_chance=unknown,
-            grey=unknown,
-            grey_chance=unknown,
-            noise=unknown,
-            noise_chance=unknown,
-            calls=2 * len(LIFT_SIZES) * counts,
-            alpha_min=self.alpha_min,
-            lifts=found / counts[:, None],  # NaN without any donor
-        )
+        # NaN without any donor.
+        lifts, calls = found / counts[:, None], 2 * len(LIFT_SIZES) * counts
+        return Leak.of_lifts(lifts, calls, self.alpha_min)
 
     @cached_property
     def _pool_top_masks(self) -> list[Tensor]:

@@ -90,7 +90,9 @@ def fold(model: nn.Module, inputs: Tensor, layers: Sequence[str] = ()) -> None:
         used_once = max(calls.count(conv), convs.count(conv), norms.count(norm)) == 1
         if not used_once or conv in layers:
             continue
-        fused = fuse_conv_bn_eval(model.get_submodule(conv), model.get_submodule(norm))  # type: ignore[type-var]  # they are
+        first, second = model.get_submodule(conv), model.get_submodule(norm)
+        assert isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d)
+        fused = fuse_conv_bn_eval(first, second)
         model.set_submodule(conv, fused)
         model.set_submodule(norm, nn.Identity())
 

@@ -90,24 +90,38 @@ def train_lax(
 ) -> Lax:
     """Train an adapter that draws the classifier's heatmap in its own forward pass.
 
-    `loader` gives batches of (images in 0..1, labels), or images alone with target="prediction",
-    and starts again at each epoch. The recipe `robust` trains an order of the pixels for 400 steps,
-    or for `epochs`, and cuts it at the size that is best on the first `validation_images` of
-    `validation`, or else of `loader`, or at `area`, a share of the image. The other recipes select
-    the epoch by these images. `out` gets a checkpoint per epoch and the adapter: the same call
-    resumes an interrupted run. `layers` are the ones it reads, the coarsest last; by default they
-    are found. `deterministic` gives the same adapter twice on a GPU, more slowly. `fabric` brings
-    several devices or bfloat16. `about` is stored with the adapter and, like all settings, must be
-    the same on resume. `announce` gets a sentence on how long the training will take. The
-    classifier does not change.
+    The classifier does not change. The recipe `robust` trains an order of the pixels for a number
+    of steps and cuts it at one size, or at a size predicted for each image where validation images
+    say that this is better. The other recipes train heatmaps, and validation images select the
+    epoch.
 
-    Of the other recipes alone: `area` is the wanted mean of a heatmap. `patience` is how many
-    epochs without improvement end the training: by default as many as 750 steps take, but at least
-    5; None trains all epochs. The adapter draws for the class it is asked for, unless
-    `class_free`. `net` replaces the adapter's net. `loss` replaces the terms of the recipe: a
-    function of a `sufficit.training.TrainingStep` that returns a number or a dict of terms, which
-    are summed; the history gets each as loss_NAME. The recipe still says the fills, the adapter and
-    the schedule.
+    - `classifier`: the model to explain.
+    - `loader`: batches of (images in 0..1, labels), or of images alone with target="prediction". It
+      starts again at each epoch.
+    - `recipe`: "robust", "crisp", "paper", "l1", or a recipe of your own.
+    - `target`: "label", or "prediction" to explain the classifier's own predictions.
+    - `epochs`: how many; by default 400 steps for `robust`, else those of the recipe.
+    - `area`: share of the image that maps of `robust` mark; of the other recipes the wanted mean of
+      a heatmap. By default `robust` finds it.
+    - `seed`: of weights, order and everything random.
+    - `out`: a folder for the adapter and a checkpoint per epoch. The same call resumes there.
+    - `validation`: a loader of other images, or a ValidationSet; by default the first of `loader`.
+    - `validation_images`: how many of them.
+    - `net`: replaces the adapter's net; not for `robust`.
+    - `alpha_min`: the threshold that scores use.
+    - `class_free`: draw one map per image, whichever class is asked for; not for `robust`.
+    - `layers`: the ones to read, the coarsest last; by default they are found.
+    - `loss`: replaces the terms of the recipe, not of `robust`: a function of a
+      `sufficit.training.TrainingStep` that returns a number, or a dict of terms that are summed.
+      The history gets each term as loss_NAME; the recipe still says fills, adapter and schedule.
+    - `deterministic`: the same adapter twice on a GPU, more slowly.
+    - `patience`: epochs without improvement that end the training: "auto" is as many as 750 steps
+      take, but at least 5; None trains all epochs. Not for `robust`.
+    - `overwrite`: delete what `out` holds of another training.
+    - `fabric`: a `lightning.fabric.Fabric`, for several devices or bfloat16.
+    - `about`: is stored with the adapter; like all settings it must be the same on resume.
+    - `progress`: show a bar, or call this function.
+    - `announce`: gets a sentence on how long the training will take.
     """
     check_has_classes(classifier)
     chosen = recipe_of(recipe, epochs, area, alpha_min, class_free)
@@ -121,10 +135,10 @@ def train_lax(
     _check_options(target, seed, validation_images)
     fabric = fabric or fabric_for(classifier.device, precision=usual_precision(classifier, chosen))
     folder = None if out is None else place(out)
-    grad = torch.enable_grad()  # also if the caller has turned gradients off
     with ExitStack() as stack:
-        for context in (torch.inference_mode(False), grad, keeping_randomness()):
-            stack.enter_context(context)
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())  # also if the caller has turned gradients off
+        stack.enter_context(keeping_randomness())
         stack.enter_context(frozen(classifier, fabric))
         stack.enter_context(repeatable(deterministic))
         feed = feed_of(classifier, loader, target, seed, fabric)
@@ -134,17 +148,32 @@ def train_lax(
         named = _named_layers(classifier, layers)
         if folder is not None and fabric.is_global_zero:
             check_output(folder)
-        options: Any = {"about": about or {}, "out": folder, "overwrite": overwrite}
         trainer: LaxTrainer
         if isinstance(chosen, OrderRecipe):
-            lax = untrained_order(classifier, validation.images, chosen, named, seed)
-            trainer = OrderTrainer(feed, validation, chosen, lax, fabric, **options)
+            trainer = OrderTrainer(
+                feed,
+                validation,
+                chosen,
+                untrained_order(classifier, validation.images, chosen, named, seed),
+                fabric,
+                about or {},
+                out=folder,
+                overwrite=overwrite,
+            )
         else:
             read = named or classifier.stage_layers(validation.images, chosen.stages)
-            lax = untrained(classifier, validation.images, chosen, read, net, seed)
-            feed = replace(feed, layers=read)
-            options |= {"loss": loss, "patience": patience}
-            trainer = LaxTrainer(feed, validation, chosen, lax, fabric, **options)
+            trainer = LaxTrainer(
+                replace(feed, layers=read),
+                validation,
+                chosen,
+                untrained(classifier, validation.images, chosen, read, net, seed),
+                fabric,
+                about or {},
+                loss=loss,
+                out=folder,
+                overwrite=overwrite,
+                patience=patience,
+            )
         if announce is not None and not trainer.over():
             words = trainer.forecast()  # all processes take its trial steps
             if fabric.is_global_zero:
@@ -305,8 +334,13 @@ class LaxTrainer(Trainer):
         lax: Lax,
         fabric: "Fabric",
         about: Mapping[str, Any],
+        *,
         loss: Loss | None = None,
-        **options: Any,
+        out: Path | None = None,
+        overwrite: bool = False,
+        patience: Patience = None,
+        total: int | None = None,  # batches per epoch; None: those of the loader
+        epochs: int | None = None,  # None: those of the recipe
     ) -> None:
         self.feed, self.validation, self.lax = feed, validation, lax
         self.recipe: Any = recipe
@@ -326,9 +360,21 @@ class LaxTrainer(Trainer):
             "code of the model": [feed.classifier.code, code_of(feed.classifier.bare)],
             "adapter": {k: v for k, v in lax.config.items() if k != "trained"},
         }
-        parts = (lax, self.optimizer_of(lax), fabric, self._batches, self._step)
-        options = {"total": len(feed), "epochs": recipe.epochs} | options
-        super().__init__(*parts, settings=settings, rate=recipe.rate, **options)
+        usual = recipe.epochs or USUAL_EPOCHS
+        super().__init__(
+            lax,
+            self.optimizer_of(lax),
+            fabric,
+            self._batches,
+            self._step,
+            total=len(feed) if total is None else total,
+            epochs=usual if epochs is None else epochs,
+            rate=recipe.rate,
+            out=out,
+            settings=settings,
+            overwrite=overwrite,
+            patience=patience,
+        )
         if self.state.history and self.state.best is None:
             raise UserError(f"The {CHECKPOINT} in {self.out} has no best adapter: remove it")
         self._generator = Generator(self.fabric.device)
@@ -449,7 +495,9 @@ class OrderTrainer(LaxTrainer):
         lax: Lax,
         fabric: "Fabric",
         about: Mapping[str, Any],
-        **options: Any,
+        *,
+        out: Path | None = None,
+        overwrite: bool = False,
     ) -> None:
         batches = len(feed)
         # Of a large data set, an epoch is as many batches as the whole training has steps.
@@ -469,8 +517,18 @@ class OrderTrainer(LaxTrainer):
         )
         if recipe.size is None:  # its head of sizes is dropped at the end, unless it is better
             lax.predict_sizes(SIZES)
-        options |= {"total": total, "epochs": recipe.epochs or usual, "patience": None}
-        super().__init__(feed, validation, recipe, lax, fabric, about, **options)
+        super().__init__(
+            feed,
+            validation,
+            recipe,
+            lax,
+            fabric,
+            about,
+            out=out,
+            overwrite=overwrite,
+            total=total,
+            epochs=recipe.epochs or usual,
+        )
         self.facts |= {
             "epochs": self.epochs,
             "flips": self.flips and recipe.flips > 0,

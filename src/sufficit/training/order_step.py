@@ -113,7 +113,7 @@ def mask_of_size(order: Tensor, sizes: Tensor, softness: float) -> Tensor:
     tensor([[[1., 1.],
              [0., 0.]]])
     """
-    found: Tensor = _MaskOfSize.apply(order.flatten(1) / softness, sizes)  # type: ignore[no-untyped-call]  # torch's own
+    found: Tensor = _MaskOfSize.apply(order.flatten(1) / softness, sizes)
     return found.view_as(order)
 
 

@@ -52,12 +52,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-SHARED = (
-    *("recipe", "area", "alpha_min", "class_free", "layers", "deterministic"),
-    *("patience", "seed", "overwrite", "progress"),
-)
-"""The options of a folder that `train_lax` has too."""
-TWIN_SHARED = ("target", "epochs", "lr", "patience", "seed", "overwrite", "progress")
 PASSES_OF_VERDICT = 350  # per held-out image: five methods scored, level sets of two
 SHOWN = 12  # images on the sheet
 STEPS = 1500  # that a training has at least, unless epochs are given; of an order, its recipe's
@@ -136,20 +130,27 @@ def train_folder(
             cached = cache_features(classifier, images, target, layers=options.layers or ())
             loader = replace(cached, batch_size=options.batch_size or SMALL_BATCH)
         about = found.about | {"cached": options.cache}
-        given: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
-        given |= {"epochs": _epochs(options, len(images)), "target": target}
-        given |= {"validation": validation, "about": about}
-
-        def tell(forecast: str) -> None:
-            n = len(validation.images)
-            seconds = n * PASSES_OF_VERDICT * seconds_per_pass(classifier, validation.images)
-            assert announce is not None
-            announce(
-                f"{forecast} Judging it on {n} held-out images takes {duration(seconds)} more."
-            )
-
-        given["announce"] = tell if announce is not None else None
-        lax = train_lax(classifier, loader, out=out, fabric=fabric, **given)
+        lax = train_lax(
+            classifier,
+            loader,
+            recipe=options.recipe,
+            target=target,
+            epochs=_epochs(options, len(images)),
+            area=options.area,
+            seed=options.seed,
+            out=out,
+            validation=validation,
+            alpha_min=options.alpha_min,
+            class_free=options.class_free,
+            layers=options.layers,
+            deterministic=options.deterministic,
+            patience=options.patience,
+            overwrite=options.overwrite,
+            fabric=fabric,
+            about=about,
+            progress=options.progress,
+            announce=with_the_verdict(announce, classifier, validation),
+        )
         images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
         return None
@@ -207,7 +208,8 @@ def size_from(lax: Lax, area: float | None) -> str:
     """Why its maps mark as much as they do, and what the other way is worth."""
     if area is not None:
         return "as asked"
-    last = next((row for row in reversed(lax.trained["history"]) if "msi_one_size" in row), {})
+    looks = [row for row in lax.trained["history"] if "msi_one_size" in row]
+    last = looks[-1] if looks else {}
     if "msi_predicted_sizes" not in last:
         return "which is best on these images"
     one, predicted = last["msi_one_size"], last["msi_predicted_sizes"]
@@ -220,6 +222,21 @@ def size_from(lax: Lax, area: float | None) -> str:
         f"which is better than one size for all (MSI {predicted:+.2f} against {one:+.2f}, each on"
         " images that did not fit it)"
     )
+
+
+def with_the_verdict(
+    announce: Callable[[str], None] | None, classifier: Classifier, validation: ValidationSet
+) -> Callable[[str], None] | None:
+    """Announce a forecast with the time of the verdict added."""
+    if announce is None:
+        return None
+
+    def tell(forecast: str) -> None:
+        n = len(validation.images)
+        seconds = n * PASSES_OF_VERDICT * seconds_per_pass(classifier, validation.images)
+        announce(f"{forecast} To judge it on {n} held-out images takes {duration(seconds)}.")
+
+    return tell
 
 
 def _accuracy(classifier: Classifier, found: FolderImages) -> Accuracy | None:
@@ -319,10 +336,22 @@ def train_twin_folder(
         held, labels = found.held_out, found.labels
         if options.overwrite and fabric.is_global_zero:
             (out / "run.json").unlink(missing_ok=True)
-        given: dict[str, Any] = {name: getattr(options, name) for name in TWIN_SHARED}
-        given |= {"validation": [held if labels is None else (held, labels)]}
-        given |= {"validation_images": len(held), "about": found.about, "fabric": fabric}
-        train_twin(classifier, found.images, out=out, **given)
+        train_twin(
+            classifier,
+            found.images,
+            target=options.target,
+            epochs=options.epochs,
+            lr=options.lr,
+            seed=options.seed,
+            out=out,
+            validation=[held if labels is None else (held, labels)],
+            validation_images=len(held),
+            patience=options.patience,
+            overwrite=options.overwrite,
+            fabric=fabric,
+            about=found.about,
+            progress=options.progress,
+        )
         images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
         return None

@@ -94,8 +94,17 @@ def train_twin(
         )
         if folder is not None and fabric.is_global_zero:
             check_output(folder)
-        options: Any = {"out": folder, "overwrite": overwrite, "patience": patience}
-        trainer = TwinTrainer(feed, checks, epochs, lr, fabric, about or {}, **options)
+        trainer = TwinTrainer(
+            feed,
+            checks,
+            epochs,
+            lr,
+            fabric,
+            about or {},
+            out=folder,
+            overwrite=overwrite,
+            patience=patience,
+        )
         trainer.fit("training the twin", progress)
         trainer.keep(last=True)
         twin = trainer.result()
@@ -222,7 +231,10 @@ class TwinTrainer(Trainer):
         lr: float,
         fabric: "Fabric",
         about: Mapping[str, Any],
-        **options: Any,
+        *,
+        out: Path | None,
+        overwrite: bool,
+        patience: Patience,
     ) -> None:
         self.feed, self.validation, self.original = feed, validation, feed.classifier
         self.twin = twin = copied(self.original)
@@ -242,10 +254,20 @@ class TwinTrainer(Trainer):
         self.facts = plain(facts)
         self.before = validation.score(self.original)
         settings = self.facts | {"validation": digest(validation.images, validation.targets)}
-        adam = torch.optim.Adam(twin.model.parameters(), lr=lr)
-        parts = (twin.model, adam, fabric, self._batches, self._step)
-        options |= {"total": len(feed), "epochs": epochs, "rate": lambda done: lr * one_cycle(done)}
-        super().__init__(*parts, settings=settings, **options)
+        super().__init__(
+            twin.model,
+            torch.optim.Adam(twin.model.parameters(), lr=lr),
+            fabric,
+            self._batches,
+            self._step,
+            total=len(feed),
+            epochs=epochs,
+            rate=lambda done: lr * one_cycle(done),
+            out=out,
+            settings=settings,
+            overwrite=overwrite,
+            patience=patience,
+        )
         self.shown = twin.over(self.module)
 
     def start(self) -> None:
