@@ -91,7 +91,8 @@ def fold(model: nn.Module, inputs: Tensor, layers: Sequence[str] = ()) -> None:
         if not used_once or conv in layers:
             continue
         first, second = model.get_submodule(conv), model.get_submodule(norm)
-        assert isinstance(first, nn.Conv2d) and isinstance(second, nn.BatchNorm2d)
+        assert isinstance(first, nn.Conv2d)
+        assert isinstance(second, nn.BatchNorm2d)
         fused = fuse_conv_bn_eval(first, second)
         model.set_submodule(conv, fused)
         model.set_submodule(norm, nn.Identity())
