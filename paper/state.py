@@ -4,7 +4,8 @@
     python paper/state.py unpack STATE runs/cifar10
 
 So a run resumes on another machine, where only a few files can be exchanged. Locks and unfinished
-files are left out.
+files are left out, and where the room does not suffice, the largest files: a step NAME whose
+NAME.safetensors is left out counts as not done, unless the whole run is.
 """
 
 import io
@@ -12,10 +13,8 @@ import sys
 import tarfile
 from pathlib import Path
 
-from sufficit import UserError
-
 PART = 15 * 2**20  # bytes per file
-MOST = 8  # files
+MOST = 4  # files
 LEFT_OUT = (".lock", ".part", ".tmp")
 
 
@@ -23,16 +22,10 @@ def pack(out: Path, state: Path, part: int = PART, most: int = MOST) -> list[Pat
     """Write the files of a run as a tar that is cut into parts; return the parts."""
     packed = io.BytesIO()
     with tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar:
-        for path in sorted(one for one in out.rglob("*") if one.is_file()):
-            if not path.name.endswith(LEFT_OUT):
-                tar.add(path, arcname=str(path.relative_to(out)))
+        for path in fitting(out, part * most):
+            tar.add(path, arcname=str(path.relative_to(out)))
     content = packed.getvalue()
     count = -(-len(content) // part)
-    if count > most:
-        raise UserError(
-            f"{out} is {len(content) / 2**20:.0f} MiB packed, more than {most} files of"
-            f" {part / 2**20:.0f} MiB: delete what is not needed any more"
-        )
     state.mkdir(parents=True, exist_ok=True)
     for old in state.glob("state-*.part"):
         old.unlink()
@@ -42,6 +35,25 @@ def pack(out: Path, state: Path, part: int = PART, most: int = MOST) -> list[Pat
         path.write_bytes(content[number * part : (number + 1) * part])
         made.append(path)
     return made
+
+
+def fitting(out: Path, room: int) -> list[Path]:
+    """Return the files of a run that fit, the smallest first, and without the marks of others."""
+    files = [one for one in out.rglob("*") if one.is_file() and not one.name.endswith(LEFT_OUT)]
+    files.sort(key=lambda path: (path.stat().st_size, str(path)))
+    found: list[Path] = []
+    used = 0
+    lost: list[Path] = []
+    for path in files:
+        # A header, and the end of the last block; what is packed is smaller as a rule.
+        used += path.stat().st_size + 1024
+        (found if used <= room else lost).append(path)
+    if lost:
+        print("no room for", ", ".join(str(path.relative_to(out)) for path in lost))
+    if not (out / "results" / "run.json").exists():
+        marks = [out / "done" / f"{path.stem}.json" for path in lost if path.parent == out]
+        found = [path for path in found if path not in marks]
+    return found
 
 
 def unpack(state: Path, out: Path) -> bool:

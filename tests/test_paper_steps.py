@@ -11,7 +11,6 @@ import pytest
 import reproduce
 from state import pack, unpack
 from steps import Clock, OutOfTimeError, Step, facts_of, mark_of, minutes_of, work
-from sufficit import UserError
 
 
 class Recorder:
@@ -112,16 +111,31 @@ def test_a_run_is_packed_into_small_files_and_restored(tmp_path: Path) -> None:
     (out / "weights").write_bytes(content)
     (out / "locks" / "a.lock").write_text("")
     (out / "half.part").write_text("x")
-    parts = pack(out, state, part=200)
+    parts = pack(out, state, part=200, most=99)
     assert len(parts) > 1
     assert max(path.stat().st_size for path in parts) <= 200
     assert unpack(state, tmp_path / "again")
     files = sorted(p.name for p in (tmp_path / "again").rglob("*") if p.is_file())
     assert files == ["a.json", "weights"]
     assert (tmp_path / "again" / "weights").read_bytes() == content
-    with pytest.raises(UserError, match=r"more than 2 files of .* MiB: delete what is not needed"):
-        pack(out, state, part=100, most=2)
     assert not unpack(tmp_path, out)
+
+
+def test_what_has_no_room_is_left_out_with_the_mark_of_its_step(tmp_path: Path) -> None:
+    out, state, again = tmp_path / "out", tmp_path / "state", tmp_path / "again"
+    (out / "done").mkdir(parents=True)
+    for name in ("a", "b"):
+        (out / "done" / f"{name}.json").write_text("{}")
+    (out / "a.safetensors").write_bytes(bytes(100))
+    (out / "b.safetensors").write_bytes(bytes(50_000))
+    pack(out, state, part=5_000, most=4)
+    assert unpack(state, again)
+    assert [path.name for path in sorted(again.rglob("*.*"))] == ["a.safetensors", "a.json"]
+    (out / "results").mkdir()
+    (out / "results" / "run.json").write_text("{}")
+    pack(out, state, part=5_000, most=4)
+    assert unpack(state, tmp_path / "third")
+    assert (tmp_path / "third" / "done" / "b.json").exists()
 
 
 TINY = "--images 4 --train-images 64 --test-images 20 --epochs 2 --lax-epochs 1 --twin-epochs 1"
