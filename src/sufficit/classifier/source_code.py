@@ -63,7 +63,7 @@ def identity_of(made: object) -> str:
     while isinstance(inner, partial):
         parts += [_plain(inner.args), _plain(inner.keywords)]
         inner = inner.func
-    # A model is told by its weights, elsewhere; any other object by what it holds.
+    # A model is recognised by its weights, elsewhere; any other object by what it holds.
     if not (inspect.isroutine(inner) or inspect.isclass(inner) or isinstance(inner, nn.Module)):
         parts.append(_plain(getattr(inner, "__dict__", {})))
     return "/".join(filter(None, parts))

@@ -394,6 +394,7 @@ def leak(
     - `noises`: images of noise, the same for every mask.
     - `fill`: what hidden pixels become.
     - `pool`: a Pool that donors and masks come from; by default the images themselves.
+    - `form`: "ratio", "lift", or "auto": the lift where the model has more than 100 classes.
     - `batch_size`: masked images per forward pass; chosen for the device if left out.
     - `progress`: a bar; by default when the work takes long in a terminal.
 

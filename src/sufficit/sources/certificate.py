@@ -91,7 +91,7 @@ class Certificate:
             f"{percent(self.share)} of this image is enough: the model says {self.target} with"
             f" {_listed(regions)}; without it, {_without(asked, self.target)}."
         )
-        # A fill that nobody chose a size with may disagree: the reader is told.
+        # A fill that chose no size may disagree: the sentence says so.
         for around in self.fills:
             if not around.asked and not around.region.is_target:
                 said = around.region.name

@@ -213,7 +213,7 @@ class Method(SourceBase):
             parts = [identity_of(method.draw), identity_of(method.score)]
             return "/".join([method.description, str(dict(method.chosen)), *parts])
         identity = [identity_of(method)]
-        # A module is told from another of the same class by its weights.
+        # Two modules of one class differ in their weights.
         if isinstance(method, nn.Module):
             identity += [code_of(method), digest(*method.state_dict().values())]
         return "/".join(filter(None, identity))
