@@ -147,8 +147,8 @@ class RunConfig:
     calls: int | Literal["auto", "exact"] = _scoring(
         "auto",
         "Masks per image and source: a number (drawn by seed; means stay unbiased), or exact."
-        f" auto: as many as {BUDGET:,} forward passes allow, {SAMPLED} or more. From {MANY:,} images"
-        " on, and with --within: the fewest.",
+        f" auto: as many as {BUDGET:,} forward passes allow, {SAMPLED} or more. From {MANY:,}"
+        " images on, and with --within: the fewest.",
     )
     within: float | None = _scoring(
         None,
