@@ -39,7 +39,7 @@ MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def network(name: str) -> torch.nn.Module:
-    """A network of random weights, small where it adds, so that its values stay as in a trained one."""
+    """A network of random weights, small where it adds: its values stay as in a trained one."""
     if name == "deit_tiny":
         made = torchvision.models.VisionTransformer(
             image_size=224, patch_size=16, num_layers=12, num_heads=3, hidden_dim=192, mlp_dim=768
@@ -132,7 +132,7 @@ class Steps:
 
 
 def kernel_ms(job: Callable[[], object]) -> float:
-    """Milliseconds that the GPU is busy with a job: what it costs where nothing waits for Python."""
+    """Milliseconds that the GPU is busy with a job, whatever Python takes."""
     for _ in range(3):
         job()
     found = profiled(lambda: [job() for _ in range(5)], top=1)

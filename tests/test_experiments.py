@@ -74,6 +74,33 @@ def test_the_terms_of_other_works_are_what_their_formulas_say() -> None:
     assert ((top > 0.5) == (values[0] >= 32))[clear].all()
 
 
+@pytest.mark.parametrize("name", rival_losses.FINAL)
+def test_a_rival_with_its_final_settings_pays_for_size_by_the_given_factor(name: str) -> None:
+    found = {}
+    for size in (1.0, 3.0):
+        lax = train_lax(
+            classifier_of(),
+            loader_of(),
+            recipe=rival_losses.FINAL_RECIPES[name],
+            loss=partial(rival_losses.FINAL[name], size=size),
+            class_free=True,
+            epochs=1,
+            validation_images=8,
+            progress=False,
+        )
+        row = lax.trained["history"][-1]
+        found[size] = {k.removeprefix("loss_"): v for k, v in row.items() if k.startswith("loss_")}
+    key = "sparse" if name == "rt-saliency" else "earned"
+    assert {*found[1.0]} == {*found[3.0]}
+    assert all(math.isfinite(value) for value in found[3.0].values())
+    assert abs(found[3.0][key]) > 1.5 * abs(found[1.0][key])
+
+
+def test_the_variation_of_masks_by_hand() -> None:
+    masks = torch.tensor([[[0.0, 1.0], [0.0, 1.0]], [[0.5, 0.5], [0.0, 0.0]]])
+    assert rival_losses.variation(masks).item() == pytest.approx((2 + 1) / 2)
+
+
 @pytest.mark.parametrize("name", rival_losses.LOSSES)
 def test_an_adapter_is_trained_with_the_loss_of_another_work(name: str) -> None:
     options = {"epochs": 2, "progress": False, "patience": None}

@@ -328,8 +328,8 @@ FAULTS: tuple[Fault, ...] = (
         "lax-stretched",
         "heatmaps of LAX are stretched as those of CAMs are",
         "explainers/explanation.py",
-        "        final=True,\n        share=",
-        "        final=False,\n        share=",
+        "        final=True,\n        shares=",
+        "        final=False,\n        shares=",
         "tests/explainers/test_lax.py -k stretched",
     ),
     Fault(

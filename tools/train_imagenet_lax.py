@@ -128,8 +128,25 @@ def msi_of(
     return found
 
 
-def main() -> None:
-    """Train, score, write."""
+def chosen_photographs(photos: dict[str, Tensor], args: argparse.Namespace) -> tuple[Tensor, str]:
+    """Replace `learn` as the options say; return what calibrates the size, and a name for both."""
+    choose, learned_from = photos["choose"], "ImageNet validation photographs (learn)"
+    if args.learn is not None:
+        from examine_imagenet_lax import photographs
+
+        found = (photographs(args.learn, args.limit)[1] * 255).round().byte()
+        order = torch.randperm(len(found), generator=torch.Generator().manual_seed(0))
+        choose, photos["learn"] = found[order[:250]], found[order[250:]]
+        learned_from = f"photographs of {args.learn.name}"
+    if args.photographs is not None:
+        photos["learn"] = photos["learn"][: args.photographs]
+        # Who has so few photographs has as many fewer to calibrate the size by.
+        choose = choose[: max(50, args.photographs // 4)]
+    return choose.float() / 255, learned_from
+
+
+def options() -> argparse.Namespace:
+    """The options of the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--weights", type=Path, required=True)
@@ -140,12 +157,21 @@ def main() -> None:
     parser.add_argument("--limit", type=int)
     parser.add_argument("--precision", choices=("fp32", "bf16"))
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--photographs", type=int, help="to learn from; all")
+    parser.add_argument("--learn", type=Path, help="a folder of photographs to learn from instead")
     recipe = RECIPES["robust"]
     assert isinstance(recipe, OrderRecipe)
     for name in ("steps", "cells", "width"):
         parser.add_argument(f"--{name}", type=int, default=getattr(recipe, name))
     parser.add_argument("--block", default=recipe.block)
-    args = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Train, score, write."""
+    args = options()
+    recipe = RECIPES["robust"]
+    assert isinstance(recipe, OrderRecipe)
     os.environ["LAX_WEIGHTS"] = str(args.weights)
     import classifiers  # reads the folder
 
@@ -156,10 +182,13 @@ def main() -> None:
         classifier.to(memory_format=torch.channels_last)
     precision = args.precision or ("bf16" if device == "cuda" else "fp32")
     photos = read(args.data, args.limit)
+    choose, learned_from = chosen_photographs(photos, args)
     names = ("steps", "cells", "width", "block")
     recipe = replace(recipe, **{name: getattr(args, name) for name in names})
-    folder = args.out / f"{args.network}-{args.seed}"
-    choose = photos["choose"].float() / 255
+    name = f"{args.network}-{args.seed}"
+    name += "" if args.photographs is None else f"-{args.photographs}"
+    name += "" if args.learn is None else f"-{args.learn.name}"
+    folder = args.out / name
     began = time.monotonic()
     lax = train_lax(
         classifier,
@@ -170,7 +199,7 @@ def main() -> None:
         validation=list(choose.split(128)),
         validation_images=len(choose),
         out=folder,
-        about={"data": f"{len(photos['learn'])} ImageNet validation photographs (learn)"},
+        about={"data": f"{len(photos['learn'])} {learned_from}"},
         fabric=fabric_for(torch.device(device), precision=precision),
         progress=True,
     )
@@ -182,6 +211,7 @@ def main() -> None:
         "seconds": seconds,
         "weights": sum(p.numel() for p in lax.parameters()),
         "size": lax.size,
+        "predicts_size": lax.size_head is not None,
         "looks": [row for row in history if "size" in row],
     }
     if precision == "bf16":
@@ -191,13 +221,13 @@ def main() -> None:
     chosen: dict[str, float] = {"lax": lax.size}
     for part in parts:
         images = (photos[part].float() / 255).to(device)
-        for name, method in methods.items():
-            found = scored(classifier, images, method, chosen.get(name))
-            chosen.setdefault(name, float(found["size"]))
-            rows[f"{part}/{name}"] = found
-            print(part, name, json.dumps(found), flush=True)
+        for kind, method in methods.items():
+            found = scored(classifier, images, method, chosen.get(kind))
+            chosen.setdefault(kind, float(found["size"]))
+            rows[f"{part}/{kind}"] = found
+            print(part, kind, json.dumps(found), flush=True)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{args.network}-{args.seed}.json").write_text(json.dumps(rows, indent=1) + "\n")
+    (args.out / f"{name}.json").write_text(json.dumps(rows, indent=1) + "\n")
     print(f"trained in {seconds:.0f} s, size {lax.size}, written to {folder}")
 
 

@@ -1,8 +1,8 @@
 r"""Train adapters on the paper's data sets and compare them on validation images.
 
-    PYTHONPATH=src:paper python tools/train_small_images_lax.py pack --data ROOT --weights ROOT --out PACKED
-    PYTHONPATH=src:paper python tools/train_small_images_lax.py train cifar10 --packed PACKED \
-        --out FOLDER --arms robust,crisp
+    export PYTHONPATH=src:paper
+    python tools/train_small_images_lax.py pack --data ROOT --weights ROOT --out PACKED
+    python tools/train_small_images_lax.py train cifar10 --packed PACKED --out FOLDER --arms crisp
 
 `pack` makes one small file per data set, of training images alone, and stores the weights that
 networks start from. `train` trains the classifier of a table, or reads the one in OUT, then every
@@ -14,10 +14,12 @@ import argparse
 import copy
 import io
 import json
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +149,7 @@ def read(setting: Setting, packed: Path, device: torch.device) -> ImageSet:
         return ImageSet(*compose_all(strokes, labels, len(labels), (0, "train")))
     with np.load(packed / f"{data}.npz") as file:
         offsets, labels, whole = file["offsets"], file["labels"], file["data"].tobytes()
-    blobs = [whole[start:end] for start, end in zip(offsets, offsets[1:], strict=False)]
+    blobs = [whole[start:end] for start, end in pairwise(offsets)]
 
     def decode(blob: bytes) -> Tensor:
         with Image.open(io.BytesIO(blob)) as image:
@@ -272,7 +274,7 @@ def scored(
         leak_donors=16,
         progress=False,
     )
-    found |= {name: value for name, value in scores.mean().items() if value == value}
+    found |= {name: value for name, value in scores.mean().items() if not math.isnan(value)}
     ratio = scores.summary().get("leak_ratio")
     return found | ({} if ratio is None else {"leak_ratio": [ratio.mean, ratio.low, ratio.high]})
 

@@ -44,6 +44,7 @@ from sufficit.probes.standard import (
     check_twin,
     column_probes,
     derived_columns,
+    derived_metrics,
     groups_of,
     held_out_probe,
     stacked,
@@ -143,13 +144,12 @@ def evaluate(
     if twin is not None:
         check_twin(classifier, twin)
     held_out = _held_out(classifier, held_out_fill, used, batch_size, measured=MSI in wanted)
-    for model in models:
-        check_asked(model.asked, images)
-    if held_out is not None:
-        check_asked(held_out, images)
+    for asked in filter(None, [*(model.asked for model in models), held_out]):
+        check_asked(asked, images)
     meter = _meter(models[0], images, goals, leak_donors, seed)
 
     scoring = Scoring(wanted, schedules[0], most, seed)
+    _check_finished(scoring)
     # Probes at any alpha_min: their columns and calls are the same at the one that is found.
     probes, derived = _probes(scoring, models, held_out)
     check_column_names(probes, derived)
@@ -201,6 +201,15 @@ def _meter(
 
 
 # Its parameters are the fields of a Batch, and what predicts the targets.
+def _check_finished(scoring: Scoring) -> None:
+    """Raise for columns that no finished heatmap can have."""
+    if scoring.redrawn:
+        raise UserError(
+            f"{', '.join(scoring.redrawn)} draws every heatmap again, and evaluate gets finished"
+            " ones: score the method with compare(..., columns=[...])"
+        )
+
+
 def batch_of(
     classifier: Classifier,
     images: Tensor,
@@ -321,8 +330,9 @@ def _probes(
     probes = column_probes(scoring, models, curves=False, keeps=False)
     if held_out is not None:
         probes.append(held_out_probe(scoring, held_out, word_of(held_out.fill), few=False))
-    measured = MSI in scoring.metrics
-    derived = derived_columns(models, held_out=held_out is not None) if measured else []
+    derived = derived_metrics(scoring)
+    if MSI in scoring.metrics:
+        derived += derived_columns(models, held_out=held_out is not None)
     return probes, derived
 
 

@@ -2,7 +2,7 @@
 
 Sums do not grow with the number of images. The interval of a mean is Student's t, widened on the
 side of the longer tail by Hall's correction for skewness; that of a ratio is Fieller's.
-docs/statistics.md has what was measured of them, of the bootstrap's, and of the tests.
+benchmarks/README.md has what was measured of them, of the bootstrap's, and of the tests.
 """
 
 from collections.abc import Mapping, Sequence

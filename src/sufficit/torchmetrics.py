@@ -35,7 +35,7 @@ from sufficit.metrics.columns import (
 )
 from sufficit.metrics.leakage import TENSORS, Leak, LeakMeter, Pool, checked, checked_pool
 from sufficit.metrics.localization import checked_truth
-from sufficit.metrics.metric import AnyMetric, Schedule
+from sufficit.metrics.metric import AnyMetric, CellMetric, MapMetric, Metric, Schedule
 from sufficit.metrics.pooled import halves_of
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation.fills import check_fill_name
@@ -173,6 +173,14 @@ class Evaluation(_RowMetric):
         # A subclass names its columns; those of the user are added to them.
         named = (*self.columns, *self.own) if columns is None else columns
         wanted = metrics_named(named, self.own, truth=truth, sampled=self.most is not None)
+        kinds = Metric | MapMetric | CellMetric
+        others = [name for name, one in wanted.items() if not isinstance(one, kinds)]
+        others += [name for name, one in wanted.items() if isinstance(one, Metric) and one.fill]
+        if others:
+            raise UserError(
+                f"{others[0]} is no column of the torchmetrics classes: score it with evaluate or"
+                " compare"
+            )
         self.wanted = tuple(wanted)
         self.is_searching = alpha_min == "search"
         if self.is_searching and MSI_COLUMN not in wanted:
@@ -389,22 +397,26 @@ class Leakage(_RowMetric):
             seed=seed,
             pool=checked_pool(pool),
         )
+        columns = ("lifts", "calls") if self.meter.lifted else TENSORS
         self._add_states(
-            TENSORS, self.meter.alpha_min, donors, seed, fill, id(pool), id(classifier)
+            columns, self.meter.alpha_min, donors, seed, fill, id(pool), id(classifier)
         )
 
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
         numbers = self._numbers(images)
         leaked = self.meter.leak(images, heatmaps, targets, numbers=numbers, strict=False)
-        self._add_rows({name: getattr(leaked, name) for name in TENSORS})
+        self._add_rows({name: getattr(leaked, name) for name in self.rows})
 
     def compute(self) -> dict[str, Tensor]:
-        """Return the mean of each column, and the ratio of leak to chance."""
+        """Return the mean of each column, and the ratio of leak to chance; or of the lifts."""
         leaked = self.leaked()
         means = {name: torch.tensor(value) for name, value in leaked.mean().items()}
-        return means | {"leak_ratio": torch.tensor(leaked.ratio)}
+        return means if self.meter.lifted else means | {"leak_ratio": torch.tensor(leaked.ratio)}
 
     def leaked(self) -> Leak:
         """Return what `leak` returns for the images this process has seen so far."""
-        return Leak(**self._joined(), alpha_min=self.meter.alpha_min)
+        rows = self._joined()
+        if self.meter.lifted:
+            return Leak.of_lifts(rows["lifts"], rows["calls"], self.meter.alpha_min)
+        return Leak(**rows, alpha_min=self.meter.alpha_min)

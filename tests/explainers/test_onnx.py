@@ -10,7 +10,8 @@ from torchvision import models
 from small_models import Traces, cnn, rand, small_model, small_vit
 from sufficit import Classifier, Lax, UserError, explain
 from sufficit.explainers import onnx_file
-from sufficit.explainers.explanation import cut_at
+from sufficit.explainers.explanation import cut_at, draw_all
+from sufficit.explainers.size_head import described
 from sufficit.training import OrderRecipe
 from sufficit.training.lax_training import untrained_order
 
@@ -63,11 +64,36 @@ def test_a_file_gives_logits_heatmap_and_order_for_any_number_of_images(
         assert ((cut_at(order, shares) >= 0.5) == (heatmap >= 0.5)).double().mean() > 0.999
 
 
+def test_a_predicted_size_is_in_the_file(tmp_path: Path) -> None:
+    classifier = Classifier(cnn())
+    lax = adapter_of(classifier, 32)
+    images = rand(6, 3, 32, 32, seed=2)
+    drawn = draw_all(classifier, images, None, {"lax": lax}, progress=False)["lax"].maps
+    numbers = described(drawn)
+    lax.predict_sizes((0.1, 0.3, 0.7))
+    assert lax.size_head is not None
+    # Some images get one size, some another.
+    lax.size_head.fit(numbers, torch.eye(3)[torch.arange(6) % 3], 1e-4)
+    maps = explain(classifier, images, method=lax)
+    shares = (maps >= 0.5).double().mean((1, 2))
+    assert len(shares.unique()) == 3
+    lax.export(classifier, tmp_path / "a.onnx", (32, 32))
+    session = onnxruntime.InferenceSession(
+        str(tmp_path / "a.onnx"), providers=["CPUExecutionProvider"]
+    )
+    heatmap = torch.from_numpy(session.run(["heatmap"], {"images": images.numpy()})[0])
+    assert ((heatmap >= 0.5) == (maps >= 0.5)).double().mean() > 0.999
+
+
 def test_a_cut_in_onnx_is_that_of_a_map() -> None:
     order = rand(3, 9, 7)
+    several = torch.tensor([0.1, 0.145, 0.9])
+    cut = onnx_file.cut(order, several).double()
+    torch.testing.assert_close(cut, cut_at(order, several), rtol=0, atol=1e-6)
     for size in (0.02, 0.3, 0.95):
         wanted = cut_at(order, torch.full((3,), size))
-        torch.testing.assert_close(onnx_file.cut(order, size).double(), wanted, rtol=0, atol=1e-6)
+        found = onnx_file.cut(order, torch.full((3,), size)).double()
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-6)
 
 
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:

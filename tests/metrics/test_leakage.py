@@ -26,6 +26,7 @@ from sufficit.metrics.leakage import (
 from sufficit.perturbation.fills import fill_for, noise
 from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.statistics import Estimate
+from sufficit.torchmetrics import Leakage
 
 SIZE = (8, 6)
 NAMES = ("donors", "donors_chance", "grey", "grey_chance", "noise", "noise_chance")
@@ -716,3 +717,18 @@ def test_a_lift_above_that_of_gradcam_is_warned_of(low: float) -> None:
     assert "0.50 above 0" in alone
     none = {"leak_lift": Estimate(0.1, -0.1, 0.3, 50, 0, False)}
     assert leak_warning(none) is None
+
+
+def test_the_torchmetric_of_a_model_of_many_classes_has_lifts() -> None:
+    images, heatmaps, targets = leak_case()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(images[0].numel(), 101)).eval()
+    pool = Pool(images, heatmaps, targets)
+    metric = Leakage(Classifier(model), donors=8, pool=pool)
+    for part in (slice(0, 4), slice(4, 10)):
+        metric.update(images[part], heatmaps[part], targets[part])
+    wanted = leak(Classifier(model), images, heatmaps, targets, donors=8, pool=pool)
+    assert wanted.lifts is not None
+    torch.testing.assert_close(metric.leaked().lifts, wanted.lifts)
+    means = {name: float(value) for name, value in metric.compute().items()}
+    assert means == pytest.approx(wanted.mean())

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 from lax_toys import classifier_of, data
 from sufficit import Classifier
 from sufficit.training import OrderRecipe
-from sufficit.training.frozen_copy import fold, frozen_copy
+from sufficit.training.frozen_copy import compiled, fold, frozen_copy
 from sufficit.training.lax_training import untrained_order
 from sufficit.training.order_step import order_step
 
@@ -161,3 +161,18 @@ def test_toys_have_one_too() -> None:
     found = frozen_copy(classifier, images, ("4",), torch.float32)
     assert isinstance(found.model[1], nn.Identity)
     torch.testing.assert_close(found(images), classifier(images), rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_that_cannot_be_compiled_is_asked_as_it_is(monkeypatch) -> None:
+    classifier, images = classifier_of(), data()[0]
+    monkeypatch.setattr(torch, "compile", lambda model, **_: model)
+    fast = compiled(classifier, images)
+    assert fast.model is classifier.model
+
+    class Broken(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            raise ValueError("no such kernel")
+
+    monkeypatch.setattr(torch, "compile", lambda model, **_: Broken())
+    with pytest.warns(UserWarning, match="cannot be compiled .ValueError: no such kernel"):
+        assert compiled(classifier, images) is classifier

@@ -13,6 +13,7 @@ from lax_toys import Traces, classifier_of, data, loader_of, mixed_modes, weight
 from small_models import small_model, small_vit
 from sufficit import Classifier, Lax, UserError, explain, train_lax
 from sufficit.explainers.explanation import draw_all
+from sufficit.explainers.size_head import SizeHead, described
 from sufficit.sources.asked import SIZES
 from sufficit.training import OrderRecipe
 from sufficit.training.lax_training import mirrors_keep_classes
@@ -221,3 +222,24 @@ def test_the_map_of_a_class_that_was_never_shown_follows_the_classifier() -> Non
     lax = train(classifier, loader)
     asked = [explain(classifier, images, torch.full((24,), k), lax) for k in (2, 3)]
     assert not torch.equal(*asked)
+
+
+def test_a_head_of_sizes_that_is_better_is_kept(tmp_path: Path, monkeypatch) -> None:
+    def always(orders: Tensor, scores: Tensor) -> tuple[SizeHead, dict[str, float]]:
+        head = SizeHead(SIZES).fit(described(orders), scores, 0.1)
+        return head, {"msi_one_size": 0.1, "msi_predicted_sizes": 0.2}
+
+    monkeypatch.setattr("sufficit.training.lax_training.choose_size", always)
+    lax = train(out=tmp_path)
+    assert lax.size_head is not None
+    row = lax.trained["history"][-1]
+    assert row["predicts_size"]
+    assert lax.size == row["mean_size"]
+    assert "predicted for each" in lax.marks
+    kept = Lax.from_pretrained(tmp_path)
+    images, labels = data()
+    maps = [explain(classifier_of(), images, labels, one) for one in (lax, kept)]
+    assert torch.equal(*maps)
+    assert len((maps[0] >= 0.5).sum((1, 2)).unique()) > 1
+    assert torch.equal(weights(train(out=tmp_path)), weights(lax))  # it is finished
+    assert train(area=0.25).size_head is None

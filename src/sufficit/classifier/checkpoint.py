@@ -171,7 +171,7 @@ def check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source:
 def limited_by(path: Path) -> Iterator[None]:
     """Refuse a model larger than the file inside: a few words could allocate all memory."""
     if not path.is_file():
-        raise UserError(f"no weights file at {path}: check the path")
+        raise UserError(f"no weights file at {path}")
     # A weight takes one byte or more, and some are made twice while a model is built.
     left = 2 * path.stat().st_size
 
@@ -192,7 +192,7 @@ def limited_by(path: Path) -> Iterator[None]:
 def read_state(path: Path) -> dict[str, Tensor]:
     """Return the state dict in a .safetensors, .pt or .pth file, without running a pickle."""
     if not path.is_file():
-        raise UserError(f"no weights file at {path}: check the path")
+        raise UserError(f"no weights file at {path}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -24,17 +24,16 @@ class Classifier:
 
     Every call, also one that raises, leaves modes, hooks, weights and gradients as they were.
 
-    - model: any nn.Module that gives a number per class, also inside torch.compile or DataParallel.
-    - layer: the module whose output are the features, by its name; None: the last one with a grid.
-    - mean: of the images the model was trained with, one number per channel; None: not normalised.
-    - std: of these images, one number per channel; given whenever `mean` is.
-    - classes: a name for each class, in the model's order.
-    - view: what the model sees of an image file: its size, and how it is cropped.
-    - reshape: turns the output of an unusual layer into a grid [N,K,h,w].
-    - recipe: how to build the architecture again; `save` needs it.
-    - output: "logits", or "probabilities" for a model that ends in a softmax or a sigmoid; calls
-      return logits all the same.
-    - score: what the model returns -> a number per image [N], which takes the place of classes.
+    - `model`: any nn.Module from images to logits.
+    - `layer`: the feature layer, named as in model.named_modules(); found if left out.
+    - `mean`, `std`: of the normalisation, one number per channel; images go in with 0..1.
+    - `classes`: names of the classes, in the order of the logits.
+    - `view`: how the model sees an image file: crop, resize, channels.
+    - `reshape`: turns an unusual output of the layer into a grid [N,K,h,w].
+    - `recipe`: how to build the model again, which `save` needs; `load` sets it.
+    - `output`: "probabilities" for a model that ends in a softmax or a sigmoid; calls return logits
+      all the same.
+    - `score`: a function from the model's output to one number per image, see `with_score`.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> classifier = Classifier(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))

@@ -51,13 +51,7 @@ def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """
     # A tensor that was made in inference mode could not be used where gradients are taken.
     plain = torch.inference_mode(False)(make)
-
-    @lru_cache(maxsize=64)
-    def cached(*arguments: object) -> Tensor:
-        tensor = plain(*arguments)
-        if tensor.is_cuda:  # whole, whatever stream reads it
-            torch.cuda.current_stream(tensor.device).synchronize()
-        return tensor
+    cached = lru_cache(maxsize=64)(plain)
 
     @wraps(make)
     def tensor_of(*arguments: object) -> Tensor:

@@ -143,11 +143,11 @@ def python_function(name: str) -> Callable[..., Any]:
     if not place:
         raise UserError(f"python:{name} names no function: write python:FILE.py:FUNCTION")
     if place.endswith(".py") and not Path(place).is_file():
-        raise UserError(f"no Python file at {place}: check the path")
+        raise UserError(f"no Python file at {place}")
     module = run_user_code(place, lambda: _python_module(place))
     made = getattr(module, function, None)
     if made is None:
-        raise UserError(f"{place} has no function {function!r}: check the name")
+        raise UserError(f"{place} has no function {function!r}")
     if not callable(made):
         raise UserError(f"{function!r} in {place} must be a function, got {type(made).__name__}")
     return made  # type: ignore[no-any-return]  # getattr has no type

@@ -35,7 +35,7 @@ class HeatmapFile:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise UserError(f"no heatmap file at {path}: check the path")
+            raise UserError(f"no heatmap file at {path}")
         if path.suffix not in (".npz", ".safetensors"):
             raise UserError(f"heatmaps must be a .npz or .safetensors file, got {path.name}")
         self.path = path

@@ -151,9 +151,7 @@ class Listing:
         tables = files_named(root, ".parquet")
         if not shards and not tables and not root.is_dir():
             if is_remote(root) and root.lacks_bucket():
-                raise UserError(
-                    f"no folder of images at {root}: there is no such bucket. Check the path"
-                )
+                raise UserError(f"no folder of images at {root}: there is no such bucket")
             if not is_remote(root) and root.exists():
                 raise UserError(f"{root} is one file: give the folder it is in")
             kinds = "an existing folder, .tar or .parquet file"

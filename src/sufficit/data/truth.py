@@ -95,7 +95,7 @@ class TruthFiles:
     def records(self) -> Mapping[str, ImageFile | Sequence[Box]]:
         """The mask or the boxes of each image, by its name there."""
         if not self.path.exists():
-            raise UserError(f"no truth at {self.path}: check the path")
+            raise UserError(f"no truth at {self.path}")
         records: Mapping[str, Any] | None = boxes_at(self.path)
         if records is None:
             records = {image.name: image for image in images_below(self.path, set())}
@@ -369,7 +369,7 @@ def _number(path: Path, value: Any) -> float:
     except (TypeError, ValueError, OverflowError):
         number = math.nan
     if isinstance(value, bool) or not abs(number) <= FARTHEST:  # NaN neither
-        raise UserError(f"{path}: a box must have numbers of pixels, got {value!r:.80}: correct it")
+        raise UserError(f"{path}: a box must have numbers of pixels, got {value!r:.80}")
     return number
 
 

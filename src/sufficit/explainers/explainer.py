@@ -39,7 +39,7 @@ class Option:
         exact = isinstance(given, str) or (kind is not str and value == given)
         large = kind is not str and value is not None and not abs(value) <= _MOST  # NaN too
         if value is None or not exact or large or isinstance(given, bool):
-            raise UserError(f"{name} must be {words[kind]}, got {given!r:.100}: change it")
+            raise UserError(f"{name} must be {words[kind]}, got {given!r:.100}")
         if self.choices and value not in self.choices:
             raise unknown(name, str(value), self.choices)
         too_low = self.least is not None and value < self.least
@@ -47,7 +47,7 @@ class Option:
         if too_low or too_high:
             bounds = [] if self.least is None else [f"{self.least:g} or more"]
             bounds += [] if self.most is None else [f"{self.most:g} or less"]
-            raise UserError(f"{name} must be {' and '.join(bounds)}, got {given}: change it")
+            raise UserError(f"{name} must be {' and '.join(bounds)}, got {given}")
         checked: Value = value
         return checked
 
@@ -81,7 +81,8 @@ class Explainer:
     reads: tuple[str, ...] = ()  # the layers whose features `stages` gets, the last one `layer`
     inputs: tuple[str, ...] = ()  # the modules whose arguments `stages` gets
     differentiates: bool = False  # `stages` takes gradients at its layer
-    share: float | None = None  # of the image that its maps mark, which are orders; None: no cut
+    # Of the images that its maps mark, which are orders: [N,h,w] -> [N]; None: no cut.
+    shares: Callable[[Tensor], Tensor] | None = None
     final: bool = False  # it draws values in 0..1, which are only resized
     check: Callable[[], None] = lambda: None  # raises if it does not fit the classifier
     class_agnostic: bool = False  # it draws one map for every class

@@ -176,7 +176,7 @@ def draw_all(
                 maps = torch.cat(parts[name])
             else:  # all images at once: batches must not change noise
                 maps = method.draw(images, seed).to(classifier.device)
-            shares = None if method.share is None else torch.full((len(maps),), method.share)
+            shares = None if method.shares is None else method.shares(maps).cpu()
             final = method.final or method.needs == "images"
             drawn[name] = DrawnMaps(maps, final, shares)
         # A user's own function may give a map of zeros; `check_heatmaps` has judged it already.
@@ -386,7 +386,7 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
         inputs=() if lax.head is None else lax.head.inputs,
         differentiates=lax.head is not None and lax.head.differentiates,
         final=True,
-        share=lax.size if lax.head is not None else None,
+        shares=None if lax.head is None else lax.shares,
         check=partial(lax.check, classifier),
         class_agnostic=lax.class_free,
         cost=lax.passes,

@@ -151,9 +151,7 @@ def _read(
 ) -> Tensor:
     """Return images of a folder, drawn by seed, at the size of the model's input: [S,C,H,W]."""
     if not place(folder).exists():
-        raise UserError(
-            f"baselines must be noise or a folder of images, got {folder!r}: check the path"
-        )
+        raise UserError(f"baselines must be noise or a folder of images, got {folder!r}")
     files = list(open_images(folder))
     generator = torch.Generator(device="cpu").manual_seed(seed)
     chosen = torch.randint(len(files), (samples,), generator=generator).tolist()

@@ -25,6 +25,7 @@ from sufficit.explainers.evidence import Evidence, as_saved, read_evidence
 from sufficit.explainers.forward_pass import Pass, look
 from sufficit.explainers.onnx_file import export
 from sufficit.explainers.order_net import BLOCKS, WIDTH, OrderNet
+from sufficit.explainers.size_head import SizeHead
 from sufficit.files import check_output, make_folder, place, read_json, writing
 
 CONFIG = "config.json"
@@ -42,6 +43,7 @@ _MAX_CHANNELS, _MAX_UPSAMPLE = 2**16, 32  # more than any classifier has or need
 _MAX_WEIGHTS, _MAX_LAYERS = 2**27, 64  # half a gigabyte
 _MAX_STAGES, _MAX_CLASSES = 8, 10**6
 _MOST_CELLS = 256  # along an order
+_MOST_SIZES = 256
 SIZE = 0.33  # share of the image that an order marks until its size is calibrated
 _SHAPE = ("steps", "joined", "classes", "evidence", "width")
 _CARD = """---
@@ -66,13 +68,15 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     With a `head`, the evidence of the classifier's own head, it is an `OrderNet` of `width`,
     `cells` and `block`: it orders the cells, and `size` is the share of the image that its map
-    marks. With the channels of several layers, the coarsest last, and no `head`, it is a top-down
-    net, whose maps are in 0..1: with `classes` it
-    draws for the class that is asked for, which with `evidence` it looks for in every cell. `steps`
-    doubles the side of its map so often. The `joined` last layers have one size, as in a ViT, and
-    are read at once. `width` is the number of its channels, by default 64, or 32 for few features.
-    With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
-    times the features' side, or a module of your own (`net`) that gives one channel.
+    marks; with `sizes` a `SizeHead` predicts which of them that is.
+
+    With the channels of several layers, the coarsest last, and no `head`, it is a top-down net,
+    whose maps are in 0..1: with `classes` it draws for the class that is asked for, which with
+    `evidence` it looks for in every cell. `steps` doubles the side of its map so often. The
+    `joined` last layers have one size, as in a ViT, and are read at once. `width` is the number
+    of its channels, by default 64, or 32 for few features. With one number of channels it is
+    the paper's convnet K-256-128-64-1, whose map has `upsample` times the features' side, or a
+    module of your own (`net`) that gives one channel.
 
     >>> import torch
     >>> lax = Lax([128, 256, 512], classes=10)
@@ -99,6 +103,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         cells: int | None = None,
         block: str = "separable",
         size: float = SIZE,
+        sizes: Sequence[float] | None = None,
         net: nn.Module | None = None,
         layer: str | Sequence[str] | None = None,
         fingerprint: dict[str, Any] | Fingerprint | None = None,
@@ -112,8 +117,10 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         self.classes, self.evidence, self.width = classes, evidence, width
         self.head = head if isinstance(head, Evidence | None) else read_evidence(head)
         self.cells, self.block, self.size = cells, block, size
+        self.sizes = None if sizes is None else tuple(sizes)
         self.own_net = net is not None
         _check_sizes(self)
+        self.size_head = None if self.sizes is None else SizeHead(self.sizes)
         self.layers = (layer,) if isinstance(layer, str) else tuple(layer or ())
         n = len(self.per_layer)
         if self.layers and len(self.layers) != n:
@@ -179,6 +186,24 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if self.head is None:
             return self(seen.stages(self.layers), targets)  # type: ignore[no-any-return]  # a Tensor
         return self(*self.head.read(seen, self.layers, targets))  # type: ignore[no-any-return]  # a Tensor
+
+    def shares(self, orders: Tensor) -> Tensor:
+        """The share of each image that its map marks, by its order: [N,h,w] -> [N]."""
+        if self.size_head is None:
+            # Not len(orders): an export must not take the number of images for a constant.
+            return torch.full((orders.shape[0],), self.size, device=orders.device)
+        with torch.autocast(orders.device.type, enabled=False):
+            found: Tensor = self.size_head(orders)
+            return found
+
+    def predict_sizes(self, sizes: Sequence[float]) -> None:
+        """Cut each order at one of these sizes, by a head that has to be fitted."""
+        self.sizes = tuple(sizes)
+        self.size_head = SizeHead(self.sizes)
+
+    def one_size(self, size: float) -> None:
+        """Cut every order at this size, predicted or not before."""
+        self.size, self.sizes, self.size_head = size, None, None
 
     def forward(self, features: Tensor | Sequence[Tensor], given: Tensor | None = None) -> Tensor:
         """The heatmaps in 0..1, or the order: each [N,K,h,w] -> [N,h,w].
@@ -254,7 +279,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if not (0 < contrast < math.inf and 0 <= level < 1):
             raise UserError(
                 "contrast must be a finite number above 0 and level in 0..1, 1 excluded, got"
-                f" {contrast:g} and {level:g}: change them"
+                f" {contrast:g} and {level:g}"
             )
         middle = math.log(level / (1 - level)) if level else 0.0
         head = self.net.head
@@ -288,6 +313,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
             shape = {"channels": list(self.per_layer), "layer": list(self.layers)}
             shape |= {"head": as_saved(self.head), "size": self.size}
             shape |= {"width": self.width, "cells": self.cells, "block": self.block}
+            shape |= {} if self.sizes is None else {"sizes": list(self.sizes)}
         return shape | {
             "own_net": type(self.net).__name__ if self.own_net else None,
             "fingerprint": asdict(self.fingerprint) if self.fingerprint else None,
@@ -330,13 +356,20 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         """
         return export(self, classifier, path, size)
 
+    @property
+    def marks(self) -> str:
+        """How much of an image its maps mark, in words."""
+        if self.size_head is None:
+            return f"{self.size:.0%} of an image"
+        return f"a share of an image that is predicted for each, {self.size:.0%} on average"
+
     def _facts(self) -> str:
         """The rows of the card: data, numbers, verdict and licence, as far as they are known."""
         about, looks = dict(self.trained.get("about") or {}), self.trained.get("history") or []
         rows = {title: about[name] for name, title in _FACTS if name in about}
         last = next((row for row in reversed(looks) if "size" in row), None)
         if last is not None:
-            rows["Maps mark"] = f"{self.size:.0%} of an image"
+            rows["Maps mark"] = self.marks
             rows["MSI at that size, on the images that chose it"] = f"{last['msi']:.2f}"
             rows["Insertion by rank, on the same"] = f"{last['insertion']:.2f}"
         lines = "".join(f"- {title}: {fact}\n" for title, fact in rows.items())
@@ -428,8 +461,11 @@ def _check_order(lax: Lax) -> None:
         raise UserError(f"cells must be a whole number in 1..{_MOST_CELLS}, got {lax.cells!r}")
     if lax.block not in BLOCKS:
         raise unknown("block", str(lax.block), BLOCKS)
-    if type(lax.size) not in (int, float) or not 0 < lax.size <= 1:
-        raise UserError(f"size must be a share of the image in 0..1, got {lax.size!r}")
+    for size in (lax.size, *(lax.sizes or ())):
+        if type(size) not in (int, float) or not 0 < size <= 1:
+            raise UserError(f"size must be a share of the image in 0..1, got {size!r}")
+    if lax.sizes is not None and not 1 <= len(lax.sizes) <= _MOST_SIZES:
+        raise UserError(f"an adapter chooses among 1 to {_MOST_SIZES} sizes: name fewer")
 
 
 def model_word(classifier: Classifier) -> str:

@@ -126,7 +126,7 @@ def kernel_shap(
     """
     h, w = images.shape[2:]
     if grid > min(h, w):
-        raise UserError(f"grid of kernel-shap must be {min(h, w)} or less, got {grid}: lower it")
+        raise UserError(f"grid of kernel-shap must be {min(h, w)} or less, got {grid}")
     shown, weights = coalitions(grid * grid, samples, seed)
     every = torch.cat([torch.zeros(1, grid * grid), torch.ones(1, grid * grid), shown])
     rows, columns = (_cell_of(side, grid) for side in (h, w))

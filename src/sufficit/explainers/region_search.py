@@ -1,7 +1,7 @@
 """`region-search`: what a mask of one image can reach, found by asking the model.
 
 It is no way to explain. It shows how much of MSI is there to be had, and, with one fill, what MSI
-can be made to say (docs/gaming.md).
+can be made to say (docs/limits.md).
 """
 
 from collections.abc import Sequence

@@ -125,7 +125,7 @@ def _unnamed(word: str) -> tuple[str, Method | Path]:
         wrong = f"heatmaps must be a .npz or .safetensors file, got {path.name}"
         raise UserError(f"{wrong}: save one array [h,w] per image, keyed by the image's name")
     if "/" in word:
-        raise UserError(f"no LAX adapter or heatmap file at {word}: check the path")
+        raise UserError(f"no LAX adapter or heatmap file at {word}")
     places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
     places += ["captum:NAME", "zennit:NAME"]
     raise unknown("method", word, [*places, *EXPLAINERS])

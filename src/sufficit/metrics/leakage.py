@@ -64,6 +64,22 @@ class Leak:
     alpha_min: float
     lifts: Tensor | None = None  # [N,3] by LIFT_SIZES, in the place of all shares, which are NaN
 
+    @classmethod
+    def of_lifts(cls, lifts: Tensor, calls: Tensor, alpha_min: float) -> "Leak":
+        """Return the leak of a model of many classes, by lifts [N,3]; its shares are NaN."""
+        unmeasured = torch.full_like(lifts[:, 0], torch.nan)
+        return cls(
+            donors=unmeasured,
+            donors_chance=unmeasured,
+            grey=unmeasured,
+            grey_chance=unmeasured,
+            noise=unmeasured,
+            noise_chance=unmeasured,
+            calls=calls,
+            alpha_min=alpha_min,
+            lifts=lifts,
+        )
+
     def __len__(self) -> int:
         return len(self.donors)
 
@@ -317,13 +333,9 @@ class LeakMeter:
             own = self._log_shares(first, top_masks(heatmaps, size), owners, goals[owners])
             chance = self._log_shares(first, self._pool_top_masks[place], partners, goals[owners])
             found[:, place].index_add_(0, owners, own - chance)
-        unknown_shares = torch.full((m * n,), torch.nan, dtype=torch.float64, device="cpu")
-        return Leak(
-            *[unknown_shares] * 6,
-            calls=2 * len(LIFT_SIZES) * counts,
-            alpha_min=self.alpha_min,
-            lifts=found / counts[:, None],  # NaN without any donor
-        )
+        # NaN without any donor.
+        lifts, calls = found / counts[:, None], 2 * len(LIFT_SIZES) * counts
+        return Leak.of_lifts(lifts, calls, self.alpha_min)
 
     @cached_property
     def _pool_top_masks(self) -> list[Tensor]:
@@ -373,9 +385,17 @@ def leak(
 ) -> Leak:
     """Return how often the mask M > alpha_min makes images of other classes its own class.
 
-    Donors, and the masks behind the chance level, come from the pool, or from the images. Which
-    ones depends on the seed, the number of the image and the pool. An image with fewer possible
-    donors than wanted gets each of them once.
+    - `classifier`: the model; it is left as it was.
+    - `images`: floats in 0..1, [N,C,H,W]; `heatmaps`: floats in 0..1, [N,H,W].
+    - `targets`: the class of each image, [N]. Without them, the model's own predictions.
+    - `alpha_min`: pixels above it belong to the mask.
+    - `donors`: images of other classes per mask. An image with fewer gets each of them once.
+    - `seed`: selects the donors and the masks of the chance level, with the image's number.
+    - `noises`: images of noise, the same for every mask.
+    - `fill`: what hidden pixels become.
+    - `pool`: a Pool that donors and masks come from; by default the images themselves.
+    - `batch_size`: masked images per forward pass; chosen for the device if left out.
+    - `progress`: a bar; by default when the work takes long in a terminal.
 
     For a model of more than 100 classes, or with form="lift", it returns lifts instead: the log
     probability of the image's class on a donor under the image's own mask, minus that under the

@@ -224,7 +224,7 @@ def check_fill(fill: str | Tensor, images: Tensor) -> None:
     if not (fill.ndim == 0 or fill.shape == (c,) or (broadcasts and one_each)):
         raise UserError(
             f"a fill tensor must be a number, [C], [C,H,W] or [N,C,H,W] = {[n, c, h, w]}, got"
-            f" {list(fill.shape)}: reshape it"
+            f" {list(fill.shape)}"
         )
     if not torch.isfinite(fill).all():
         raise UserError("a fill tensor must be finite, got NaN or infinite values: replace them")

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sufficit.perturbation.bands import EVERYTHING, Band
-from sufficit.turns import wait_for_results
 
 PIECE = 1024  # images whose predictions are worked on at a time
 NO_CLASS = -1  # the model returned NaN
@@ -178,7 +177,6 @@ class ViewPredictions:
 
     def cpu(self) -> "ViewPredictions":
         """Return the same on the CPU, once the model's device has computed them."""
-        wait_for_results()
         return ViewPredictions(self.named.cpu(), self.confidences.cpu())
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from sufficit.metrics.columns import ZERO_LINE
+from sufficit.metrics.leakage import leaks
 from sufficit.report.content import Content
 from sufficit.report.interpretation import (
     RANDOM_WEIGHTS,
@@ -17,7 +18,6 @@ from sufficit.report.interpretation import (
     joined,
     leak_line,
     leak_words,
-    leaks,
 )
 from sufficit.similarity import RankedCondition, best_changes
 from sufficit.statistics import Pair, Standing

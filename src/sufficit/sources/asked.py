@@ -20,7 +20,6 @@ from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.masked_model import MaskedModel, whole_images
 from sufficit.perturbation.predict import queued, whole_values
 from sufficit.perturbation.predictions import ViewPredictions
-from sufficit.turns import mark, wait_for
 
 THOUSANDTHS = (
     *(20, 30, 40, 60, 80, 100, 125, 150, 180, 210, 250, 290, 330, 380, 430, 480, 540, 600, 660),
@@ -145,7 +144,7 @@ class Parts:
                 )
                 places = (rows, torch.full_like(rows, number), parts)
                 answers.append((places, views.queued_for_cpu()))
-        return Coming(asked, answers)
+        return Coming(asked, answers, self.model.device)
 
     def _masks(self, rows: Tensor, parts: Tensor) -> Tensor:
         """Return the pixels of some parts: [T], [T] -> bool [T,H,W]."""
@@ -159,15 +158,22 @@ class Coming:
     """Answers that the model's device is computing, and those known before."""
 
     def __init__(
-        self, asked: Asked, found: list[tuple[tuple[Tensor, Tensor, Tensor], ViewPredictions]]
+        self,
+        asked: Asked,
+        found: list[tuple[tuple[Tensor, Tensor, Tensor], ViewPredictions]],
+        device: torch.device,
     ) -> None:
         self.asked = asked
         self.found = found
-        self.ready = mark()
+        # Marks the end of what the GPU has been given for these answers.
+        self.ready = torch.cuda.Event() if device.type == "cuda" else None
+        if self.ready is not None:
+            self.ready.record()
 
     def arrived(self) -> Asked:
         """Wait for the answers, and return all that is known."""
-        wait_for(self.ready)
+        if self.ready is not None:
+            self.ready.synchronize()
         named = self.asked.named.clone()
         confidences = self.asked.confidences.clone()
         for places, views in self.found:

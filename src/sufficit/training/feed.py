@@ -169,12 +169,24 @@ def feed_of(
                 f"With {world} processes the loader must be a torch DataLoader, got {kind}: only"
                 " that can be split among them"
             )
-        names = ("batch_size", "num_workers", "collate_fn", "pin_memory", "drop_last")
-        options = {name: getattr(loader, name) for name in (*names, "worker_init_fn")}
-        order: Any = {"shuffle": isinstance(loader.sampler, RandomSampler), "seed": seed}
-        order |= {"drop_last": loader.drop_last}
-        sampler: Any = DistributedSampler(loader.dataset, world, rank, **order)
-        loader = DataLoader(loader.dataset, sampler=sampler, **options)
+        sampler: Any = DistributedSampler(
+            loader.dataset,
+            world,
+            rank,
+            shuffle=isinstance(loader.sampler, RandomSampler),
+            seed=seed,
+            drop_last=loader.drop_last,
+        )
+        loader = DataLoader(
+            loader.dataset,
+            batch_size=loader.batch_size,
+            num_workers=loader.num_workers,
+            collate_fn=loader.collate_fn,
+            pin_memory=loader.pin_memory,
+            drop_last=loader.drop_last,
+            worker_init_fn=loader.worker_init_fn,
+            sampler=sampler,
+        )
     return Feed(classifier, loader, target, seed, rank)
 
 

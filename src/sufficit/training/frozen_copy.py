@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_conv_bn_eval
 
-from sufficit.classifier.acceleration import AGREE
+from sufficit.classifier.acceleration import AGREE, SlowModelWarning
 from sufficit.classifier.classifier import Classifier
+from sufficit.errors import warn_user
 
 ROUGHLY = 0.1  # largest relative difference of logits that bfloat16 may make
 
@@ -43,6 +44,24 @@ def frozen_copy(
     return copied if fits else classifier
 
 
+def compiled(classifier: Classifier, images: Tensor) -> Classifier:
+    """The classifier compiled forward and backward for images like these, where that works."""
+    fast = classifier.over(torch.compile(classifier.model, dynamic=False))  # type: ignore[arg-type]  # a module for a module
+    try:
+        with torch.enable_grad():
+            inputs = classifier.normalize(images).requires_grad_()
+            torch.autograd.grad(fast.logits_of(inputs).float().sum(), inputs)
+    except Exception as error:  # the compiler has many of its own
+        reason = " ".join(str(error).split())[:200]
+        warn_user(
+            f"the model cannot be compiled ({type(error).__name__}: {reason}): it is trained on as"
+            " it is",
+            SlowModelWarning,
+        )
+        return classifier
+    return fast
+
+
 def fold(model: nn.Module, inputs: Tensor, layers: Sequence[str] = ()) -> None:
     """Put every batch norm that follows a convolution into its weights, in place.
 
@@ -71,7 +90,10 @@ def fold(model: nn.Module, inputs: Tensor, layers: Sequence[str] = ()) -> None:
         used_once = max(calls.count(conv), convs.count(conv), norms.count(norm)) == 1
         if not used_once or conv in layers:
             continue
-        fused = fuse_conv_bn_eval(model.get_submodule(conv), model.get_submodule(norm))  # type: ignore[type-var]  # they are
+        first, second = model.get_submodule(conv), model.get_submodule(norm)
+        assert isinstance(first, nn.Conv2d)
+        assert isinstance(second, nn.BatchNorm2d)
+        fused = fuse_conv_bn_eval(first, second)
         model.set_submodule(conv, fused)
         model.set_submodule(norm, nn.Identity())
 

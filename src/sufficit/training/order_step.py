@@ -15,7 +15,7 @@ from sufficit.explainers.order_net import resized
 from sufficit.training.recipes import OrderRecipe, mixed_fills
 
 SMALLEST = 0.6  # side of a crop
-HALVINGS, NEWTON_STEPS = 10, 3  # towards a threshold
+HALVINGS, NEWTON_STEPS = 8, 3  # towards a threshold
 
 
 def order_step(
@@ -113,7 +113,7 @@ def mask_of_size(order: Tensor, sizes: Tensor, softness: float) -> Tensor:
     tensor([[[1., 1.],
              [0., 0.]]])
     """
-    found: Tensor = _MaskOfSize.apply(order.flatten(1) / softness, sizes)  # type: ignore[no-untyped-call]  # torch's own
+    found: Tensor = _MaskOfSize.apply(order.flatten(1) / softness, sizes)
     return found.view_as(order)
 
 

@@ -7,7 +7,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -71,8 +71,13 @@ def fabric_for(
         raise UserError(f"--devices is {devices}, but this machine has {count} GPUs: use fewer")
     chosen = [device.index or 0] if device.type == "cuda" and devices == 1 else devices
     words = {"fp32": "32-true", "bf16": "bf16-mixed"}[precision]
-    given: Any = {"accelerator": device.type, "devices": chosen, "num_nodes": nodes}
-    return Fabric(**given, precision=words, loggers=logger)  # type: ignore[arg-type]  # one of its words
+    return Fabric(
+        accelerator=device.type,
+        devices=chosen,
+        num_nodes=nodes,
+        precision=words,  # type: ignore[arg-type]  # one of its words
+        loggers=logger,
+    )
 
 
 @contextmanager

@@ -22,10 +22,16 @@ from sufficit.explainers.lax import Lax
 from sufficit.files import place, read_json, writing
 from sufficit.metrics.leakage import leak_warning
 from sufficit.outside import as_csv
+from sufficit.progress import duration
 from sufficit.provenance import plain, provenance, save_json
 from sufficit.training.feed import Loader, cache_features
 from sufficit.training.folder_images import FolderImages, open_folder
-from sufficit.training.lax_training import best_of, train_lax, usual_precision
+from sufficit.training.lax_training import (
+    best_of,
+    seconds_per_pass,
+    train_lax,
+    usual_precision,
+)
 from sufficit.training.level_sets import LevelSets, level_sets
 from sufficit.training.processes import fabric_for
 from sufficit.training.recipes import OrderRecipe, recipe_of
@@ -46,12 +52,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from pandas import DataFrame
 
-SHARED = (
-    *("recipe", "area", "alpha_min", "class_free", "layers", "deterministic"),
-    *("patience", "seed", "overwrite", "progress"),
-)
-"""The options of a folder that `train_lax` has too."""
-TWIN_SHARED = ("target", "epochs", "lr", "patience", "seed", "overwrite", "progress")
+PASSES_OF_VERDICT = 350  # per held-out image: five methods scored, level sets of two
 SHOWN = 12  # images on the sheet
 STEPS = 1500  # that a training has at least, unless epochs are given; of an order, its recipe's
 BATCH, SMALL_BATCH = 192, 32  # of an order on a GPU, and of anything else
@@ -77,7 +78,7 @@ class TrainingOutcome:
         if self.lax.head is not None:
             steps = sum(row["steps"] for row in self.record["history"])
             return (
-                f"Trained for {steps} steps. Its maps mark {self.lax.size:.0%} of an image,"
+                f"Trained for {steps} steps. Its maps mark {self.lax.marks},"
                 f" {self.record['size_from']}. On {self.record['n_validated_on']} held-out images:"
                 f" MSI {ours}; Grad-CAM: MSI {theirs}. MSI is near +1 if a small region suffices"
                 f" and nothing else does. Score others before you publish a number.{right}"
@@ -129,10 +130,27 @@ def train_folder(
             cached = cache_features(classifier, images, target, layers=options.layers or ())
             loader = replace(cached, batch_size=options.batch_size or SMALL_BATCH)
         about = found.about | {"cached": options.cache}
-        given: dict[str, Any] = {name: getattr(options, name) for name in SHARED}
-        given |= {"epochs": _epochs(options, len(images)), "target": target}
-        given |= {"validation": validation, "about": about, "announce": announce}
-        lax = train_lax(classifier, loader, out=out, fabric=fabric, **given)
+        lax = train_lax(
+            classifier,
+            loader,
+            recipe=options.recipe,
+            target=target,
+            epochs=_epochs(options, len(images)),
+            area=options.area,
+            seed=options.seed,
+            out=out,
+            validation=validation,
+            alpha_min=options.alpha_min,
+            class_free=options.class_free,
+            layers=options.layers,
+            deterministic=options.deterministic,
+            patience=options.patience,
+            overwrite=options.overwrite,
+            fabric=fabric,
+            about=about,
+            progress=options.progress,
+            announce=with_the_verdict(announce, classifier, validation),
+        )
         images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
         return None
@@ -160,7 +178,7 @@ def train_folder(
         "common_size": {
             name: {"size": s.size, "msi": float(s.at_best.mean())} for name, s in sets.items()
         },
-        "size_from": "which is best on these images" if options.area is None else "as asked",
+        "size_from": size_from(lax, options.area),
         "leak_warning": leak_warning(leak_summary(scores)),
         "trust": {
             "trusted": judged.trusted,
@@ -184,6 +202,41 @@ def train_folder(
         path.write_text(page, encoding="utf-8")
     save_json(out / "run.json", record)  # last: it says that all is there
     return outcome
+
+
+def size_from(lax: Lax, area: float | None) -> str:
+    """Why its maps mark as much as they do, and what the other way is worth."""
+    if area is not None:
+        return "as asked"
+    looks = [row for row in lax.trained["history"] if "msi_one_size" in row]
+    last = looks[-1] if looks else {}
+    if "msi_predicted_sizes" not in last:
+        return "which is best on these images"
+    one, predicted = last["msi_one_size"], last["msi_predicted_sizes"]
+    if lax.size_head is None:
+        return (
+            "which is best on these images: sizes predicted for each are not significantly better"
+            f" (MSI {predicted:+.2f} against {one:+.2f}, each on images that did not fit it)"
+        )
+    return (
+        f"which is better than one size for all (MSI {predicted:+.2f} against {one:+.2f}, each on"
+        " images that did not fit it)"
+    )
+
+
+def with_the_verdict(
+    announce: Callable[[str], None] | None, classifier: Classifier, validation: ValidationSet
+) -> Callable[[str], None] | None:
+    """Announce a forecast with the time of the verdict added."""
+    if announce is None:
+        return None
+
+    def tell(forecast: str) -> None:
+        n = len(validation.images)
+        seconds = n * PASSES_OF_VERDICT * seconds_per_pass(classifier, validation.images)
+        announce(f"{forecast} To judge it on {n} held-out images takes {duration(seconds)}.")
+
+    return tell
 
 
 def _accuracy(classifier: Classifier, found: FolderImages) -> Accuracy | None:
@@ -283,10 +336,22 @@ def train_twin_folder(
         held, labels = found.held_out, found.labels
         if options.overwrite and fabric.is_global_zero:
             (out / "run.json").unlink(missing_ok=True)
-        given: dict[str, Any] = {name: getattr(options, name) for name in TWIN_SHARED}
-        given |= {"validation": [held if labels is None else (held, labels)]}
-        given |= {"validation_images": len(held), "about": found.about, "fabric": fabric}
-        train_twin(classifier, found.images, out=out, **given)
+        train_twin(
+            classifier,
+            found.images,
+            target=options.target,
+            epochs=options.epochs,
+            lr=options.lr,
+            seed=options.seed,
+            out=out,
+            validation=[held if labels is None else (held, labels)],
+            validation_images=len(held),
+            patience=options.patience,
+            overwrite=options.overwrite,
+            fabric=fabric,
+            about=found.about,
+            progress=options.progress,
+        )
         images_read = found.record(out, fabric)
     if not fabric.is_global_zero:
         return None

@@ -63,11 +63,20 @@ def train_twin(
 ) -> Classifier:
     """Tune a copy of the classifier on images under random masks; the classifier does not change.
 
-    `loader` gives batches of (images in 0..1, labels), or images alone, and starts again at each
-    epoch. The twin learns the original's probabilities for the whole image, or with target="label"
-    the label. The first `validation_images` of `validation`, or else of `loader`, select the epoch.
-    `out` gets a checkpoint per epoch, the twin as a folder for `Classifier.load`, and run.json with
-    the accuracy of both on whole and on masked images: the same call resumes an interrupted run.
+    - `classifier`: the original.
+    - `loader`: batches of (images in 0..1, labels), or of images; it starts again at each epoch.
+    - `target`: "model": the original's probabilities for the whole image; "label": the label.
+    - `epochs`, `lr`: epochs at most, and the learning rate.
+    - `seed`: of the masks and of everything else that is random.
+    - `out`: a folder for a checkpoint per epoch, the twin as `Classifier.load` takes it, and
+      run.json with the accuracy of both. The same call resumes an interrupted run.
+    - `validation`: a loader of the images that select the epoch; by default those of `loader`.
+    - `validation_images`: how many of them, from the first on.
+    - `patience`: epochs without improvement that end the training; None for no limit.
+    - `overwrite`: delete what an earlier training left in `out`.
+    - `fabric`: a lightning Fabric for several devices or bfloat16.
+    - `about`: settings that are stored, and must be the same on resume.
+    - `progress`: a bar; by default when the work takes long in a terminal.
     """
     check_has_classes(classifier)
     _check(target, epochs, lr, seed, validation_images)
@@ -85,8 +94,17 @@ def train_twin(
         )
         if folder is not None and fabric.is_global_zero:
             check_output(folder)
-        options: Any = {"out": folder, "overwrite": overwrite, "patience": patience}
-        trainer = TwinTrainer(feed, checks, epochs, lr, fabric, about or {}, **options)
+        trainer = TwinTrainer(
+            feed,
+            checks,
+            epochs,
+            lr,
+            fabric,
+            about or {},
+            out=folder,
+            overwrite=overwrite,
+            patience=patience,
+        )
         trainer.fit("training the twin", progress)
         trainer.keep(last=True)
         twin = trainer.result()
@@ -213,7 +231,10 @@ class TwinTrainer(Trainer):
         lr: float,
         fabric: "Fabric",
         about: Mapping[str, Any],
-        **options: Any,
+        *,
+        out: Path | None,
+        overwrite: bool,
+        patience: Patience,
     ) -> None:
         self.feed, self.validation, self.original = feed, validation, feed.classifier
         self.twin = twin = copied(self.original)
@@ -233,10 +254,20 @@ class TwinTrainer(Trainer):
         self.facts = plain(facts)
         self.before = validation.score(self.original)
         settings = self.facts | {"validation": digest(validation.images, validation.targets)}
-        adam = torch.optim.Adam(twin.model.parameters(), lr=lr)
-        parts = (twin.model, adam, fabric, self._batches, self._step)
-        options |= {"total": len(feed), "epochs": epochs, "rate": lambda done: lr * one_cycle(done)}
-        super().__init__(*parts, settings=settings, **options)
+        super().__init__(
+            twin.model,
+            torch.optim.Adam(twin.model.parameters(), lr=lr),
+            fabric,
+            self._batches,
+            self._step,
+            total=len(feed),
+            epochs=epochs,
+            rate=lambda done: lr * one_cycle(done),
+            out=out,
+            settings=settings,
+            overwrite=overwrite,
+            patience=patience,
+        )
         self.shown = twin.over(self.module)
 
     def start(self) -> None:

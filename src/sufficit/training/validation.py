@@ -86,10 +86,18 @@ class ValidationSet:
         )
         heatmaps = drawn["method"]
         names = ("base_score", "mask_penalty", "msi")
-        steps: dict[str, Any] = {"alpha_min": alpha_min, "value_step": 0.05, "leak_donors": 8}
-        given = (classifier, self.images, heatmaps, self.targets)
-        steps |= {"held_out_fill": HELD_OUT_FILL} if last else {}
-        scores = evaluate(*given, columns=(*names, *ARTEFACTS), progress=False, **steps)
+        scores = evaluate(
+            classifier,
+            self.images,
+            heatmaps,
+            self.targets,
+            columns=(*names, *ARTEFACTS),
+            alpha_min=alpha_min,
+            value_step=0.05,
+            leak_donors=8,
+            held_out_fill=HELD_OUT_FILL if last else None,
+            progress=False,
+        )
         means = scores.mean()
         leak = (LIFT,) if LIFT in means else ("leak", "leak_chance")
         chosen = {name: means[name] for name in (*names, *leak)}
