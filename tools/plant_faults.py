@@ -328,8 +328,8 @@ FAULTS: tuple[Fault, ...] = (
         "lax-stretched",
         "heatmaps of LAX are stretched as those of CAMs are",
         "explainers/explanation.py",
-        "        final=True,\n        share=",
-        "        final=False,\n        share=",
+        "        final=True,\n        shares=",
+        "        final=False,\n        shares=",
         "tests/explainers/test_lax.py -k stretched",
     ),
     Fault(
@@ -402,8 +402,8 @@ FAULTS: tuple[Fault, ...] = (
         "sample-in-the-first-rows",
         "what a probe finds of some images is written to the first rows of the unit",
         "runs/unit_rows.py",
-        "column[list(places)] = values.double().cpu()",
-        "column[: len(values)] = values.double().cpu()",
+        "column = blank.index_copy(0, rows, column)",
+        "column = blank.index_copy(0, torch.arange(len(column)), column)",
         f"{CEILING} -k sample",
     ),
     Fault(

@@ -306,7 +306,9 @@ class _Loop:
     def normalized(self, rows: slice | list[int]) -> tuple[Tensor, Tensor]:
         """Return some images and their fill on the device, normalised: twice [N or 1,C,H,W]."""
         numbers = (
-            rows if isinstance(rows, slice) else queued(torch.tensor(rows), self.images.device)
+            rows
+            if isinstance(rows, slice)
+            else queued(torch.tensor(rows, device="cpu"), self.images.device)
         )
         images = self.images[numbers].to(self.classifier.device, torch.float32)
         filler = fill_for(images, rows_of(self.fill, rows)).expand(-1, images.shape[1], -1, -1)
