@@ -39,6 +39,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
+@pytest.mark.slow
 def test_a_comparison_of_files_on_object_storage_equals_the_local_one(
     inputs: tuple[str, str], bucket: str, sufficit, tmp_path: Path
 ) -> None:
