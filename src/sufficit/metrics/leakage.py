@@ -272,15 +272,20 @@ class LeakMeter:
 
         # All views in one go, so that batches are full and a GPU is waited for once: donors through
         # the images' own masks, through masks of the pool, canvases through the own masks.
-        own_masks = self._masks(heatmaps)
         is_pool = heatmaps is pool.heatmaps  # then canvases are known
-        canvas, through = self._canvas_views(0 if is_pool else len(own_masks))
+        masks = self._pool_masks
+        before = 0  # masks before those of the pool
+        if not is_pool:
+            own_masks = self._masks(heatmaps)
+            before = len(own_masks)
+            masks = torch.cat([own_masks, masks.to(own_masks.device)])
+        canvas, through = self._canvas_views(before)
         found = self.asked.views(
             self._images,
-            torch.cat([own_masks, self._pool_masks.to(own_masks.device)]),
+            masks,
             (
                 torch.cat([donors, donors, canvas]),
-                torch.cat([owners, len(own_masks) + second, through]),
+                torch.cat([owners, before + second, through]),
             ),
             targets=torch.cat([goals[owners], goals[owners], goals[through]]),
         )

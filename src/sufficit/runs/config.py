@@ -37,8 +37,8 @@ FEW_DONORS = 4  # where masks are sampled on more than FEW images
 FEW = 200  # images up to which a mask has the many donors
 CHECKS = {
     "controls": "score maps that ignore the image, which any method must beat",
-    "fill": "MSI on few masks under a fill that is not among --fills",
-    "leak": "does the shape of a mask reveal the class?",
+    "fill": "MSI on few masks under a fill that is not among --fills, on up to 5,000 images",
+    "leak": "does the shape of a mask reveal the class? On up to 5,000 images",
     "alpha-curve": "MSI over alpha_min on up to 16 images",
     "regions": "how many separate parts of a mask suffice alone?",
     "head": "do the maps change when the output layer is made random? On 8 images",
