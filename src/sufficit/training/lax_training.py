@@ -52,6 +52,7 @@ COMPILED_FROM = 3000
 TOGETHER = 64  # images whose orders are drawn at a time
 PASSES_OF_LOOK = 51  # per image: 24 regions, their rests, nothing, everything, the order
 LOOKS = 4  # at the validation images, while an order is trained
+EARLY = 64  # of them, before the last look, which decides the size
 NARROW = 32  # channels of an order's net, for small classifiers
 WIDE = 256  # channels over stages of one size, as of a ViT: few convolutions, in few cells
 SIDE = 28  # cells along a map that are fine enough, whatever the size of the features
@@ -578,8 +579,9 @@ class OrderTrainer(LaxTrainer):
         step = [self._trial(batch) for _ in range(2)][1]
         left = self.steps_left
         n = self.total * self.epochs
-        looks = len([epoch for epoch in self._looks if epoch > self.state.epoch])
-        seen = looks * PASSES_OF_LOOK * len(self.validation.images)
+        n_images = len(self.validation.images)
+        early = [e for e in self._looks if self.state.epoch < e < self.epochs]
+        seen = PASSES_OF_LOOK * (n_images + len(early) * min(EARLY, n_images))
         seconds = left * step + seen * seconds_per_pass(self.fast, self.validation.images)
         about = f"about {duration(seconds)}" if left else "a time that is not known"
         return (
@@ -626,8 +628,13 @@ class OrderTrainer(LaxTrainer):
         return row
 
     def _look(self, *, last: bool) -> dict[str, Any]:
-        """What the validation images' level sets are worth; the last look chooses the sizes."""
-        images, targets = self.validation.images, self.validation.targets
+        """What the validation images' level sets are worth; the last look chooses the sizes.
+
+        Looks before it are for the history alone, at a few images: on a CPU they take longer than
+        the steps between them.
+        """
+        some = slice(None if last else EARLY)
+        images, targets = self.validation.images[some], self.validation.targets[some]
         drawn = orders(self.fast, self.lax, images, targets)
         found = level_sets(self.fast, images, targets, drawn)
         row: dict[str, Any] = row_of(found)
@@ -654,15 +661,15 @@ class OrderTrainer(LaxTrainer):
 
 
 def seconds_per_pass(classifier: Classifier, images: Tensor) -> float:
-    """How long a forward pass takes per image, by the second of two with a few images."""
-    some = images[:FEW].to(classifier.device)
+    """How long a masked image takes, by the second of two looks at two images."""
+    some = images[:2]
+    targets = torch.zeros(len(some), dtype=torch.long, device="cpu")
     spent = 0.0
     for _ in range(2):
         start = time.monotonic()
-        with torch.no_grad():
-            float(classifier(some).sum())  # a GPU is done now
+        level_sets(classifier, some, targets, some.mean(1))
         spent = time.monotonic() - start
-    return spent / len(some)
+    return spent / (len(some) * PASSES_OF_LOOK)
 
 
 @torch.no_grad()
