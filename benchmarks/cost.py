@@ -5,8 +5,9 @@
     python benchmarks/cost.py --measure             # bytes per image, from a small run here
 
 Nothing in the table is measured at its size. The rate is that of `compare` on files with one H200
-(results/compare-h200.json: ResNet50, 224 px, bf16), the calls are those of the plan, and the bytes
-are those of a small run with maps of 7x7 cells (results/storage-cpu.json). Prices are inputs.
+(results/whole-h200.json: ResNet50, 224 px, bf16, compiled), the calls are those of the plan without
+those for heatmaps and for checks on some of the images, and the bytes are those of a small run with
+maps of 7x7 cells (results/storage-cpu.json). Prices are inputs.
 "At most" is the disk just before a run ends and deletes its units. Of requests to object storage,
 it counts a GET per image, and for each of the two files of a unit a PUT and a GET.
 """
@@ -28,7 +29,7 @@ from sufficit import Classifier
 from sufficit.data.images import ImageSource
 from sufficit.data.loader import Unit
 from sufficit.provenance import provenance
-from sufficit.runs.config import DONORS, METHODS, RunConfig, config_from
+from sufficit.runs.config import DONORS, METHODS, RANKED, RunConfig, config_from
 from sufficit.runs.engine import run
 from sufficit.runs.job import Job, make_job
 from sufficit.runs.spread import Score, in_this_process
@@ -41,6 +42,7 @@ STORAGE = RESULTS / "storage-cpu.json"
 SIZES = (10**6, 10**8, 10**9)
 MEASURED = 64  # images of the small run
 SIDE = 224  # pixels of an image
+FEWEST = RANKED  # masks per image and method of a run with many images
 OFTEN = 2  # files of a unit: rows, maps
 BYTES = (
     "bytes of scores.parquet per image and method",
@@ -60,13 +62,16 @@ class Run:
     words: str
     methods: int
     leak: bool = False
+    masks: int | None = None  # per image and method; None for all
     columns: tuple[str, ...] | None = None
     value_step: float = RunConfig.value_step
     percent_step: float = RunConfig.percent_step
 
     @property
     def bands(self) -> int:
-        """Bands per image and method."""
+        """Masks per image and method."""
+        if self.masks is not None:
+            return self.masks
         steps = {"value_step": self.value_step, "percent_step": self.percent_step}
         return len(band_probe(NOTHING, columns=self.columns, **steps).bands) + 1  # the whole image
 
@@ -81,8 +86,9 @@ RUNS = (
     Run("one method, MSI in steps of 0.05", 1, columns=("msi",), value_step=0.05, percent_step=0.1),
     Run("one method, eleven columns", 1),
     # The control that marks the whole image takes no passes worth counting.
+    Run("`compare` as it is: 5 CAMs, 2 controls", len(METHODS) + len(CONTROLS) - 1, masks=FEWEST),
     Run(
-        "`compare` as it is: 5 CAMs, 2 controls, leakage",
+        "`compare --calls exact`, 5 CAMs, 2 controls, leakage on all images",
         len(METHODS) + len(CONTROLS) - 1,
         leak=True,
     ),
@@ -91,8 +97,8 @@ RUNS = (
 
 def rate() -> float:
     """Calls per second of one GPU in a whole run on files."""
-    found = json.loads((RESULTS / "compare-h200.json").read_text())["results"]
-    return float(found["passes"] / found["seconds"])
+    found = json.loads((RESULTS / "whole-h200.json").read_text())["results"]
+    return float(found["passes_per_second"])
 
 
 def compute_table(price: float, gpus: int, unit: int, put: float, get: float) -> list[list[str]]:
@@ -103,7 +109,8 @@ def compute_table(price: float, gpus: int, unit: int, put: float, get: float) ->
         for images in SIZES:
             hours = images * kind.calls / rate() / 3600
             each, maps, curves, units = (storage[name] for name in BYTES)
-            kept = images * kind.methods * (each + maps + curves * kind.bands)
+            stored = curves * kind.bands if kind.masks is None else 0  # curves need all masks
+            kept = images * kind.methods * (each + maps + stored)
             most = kept + images * kind.methods * units * kind.bands
             requests = images * get / 1000 + math.ceil(images / unit) * OFTEN * (put + get) / 1000
             rows.append(

@@ -36,6 +36,7 @@ from sufficit.explainers import libraries
 from sufficit.explainers.explainer import Explainer
 from sufficit.perturbation.predict import usual_batch
 from sufficit.provenance import provenance
+from sufficit.seeds import seeded
 from timing import Job, side_by_side
 
 AIM = 1.1  # theirs may be so much slower or larger and still replace ours
@@ -89,6 +90,11 @@ def pairs(asked: argparse.Namespace, batch: int) -> list[Pair]:
             random=True,
         ),
         Pair(
+            f"smoothgrad:samples={steps}:noise={NOISE}",
+            noise_tunnel(steps, batch, alone=True),
+            random=True,
+        ),
+        Pair(
             f"occlusion:grid={cells}",
             f"captum:Occlusion:grid={cells}:perturbations_per_eval={shown}",
             most=few,
@@ -103,15 +109,26 @@ def pairs(asked: argparse.Namespace, batch: int) -> list[Pair]:
     ]
 
 
-def noise_tunnel(samples: int, batch: int) -> Explainer:
-    """captum's SmoothGrad as a method: it wraps another attribution, which no word can name."""
+def noise_tunnel(samples: int, batch: int, *, alone: bool = False) -> Explainer:
+    """captum's SmoothGrad as a method: it wraps another attribution, which no word can name.
 
-    def draw(classifier: Classifier, images: Tensor, targets: Tensor, **_: Any) -> Tensor:
+    Its noise depends on the other images of a batch. Ours does not, and a run needs that: `alone`
+    takes one image at a time, with the seed set before each.
+    """
+
+    def draw(
+        classifier: Classifier, images: Tensor, targets: Tensor, *, seed: int, **_: Any
+    ) -> Tensor:
+        size = 1 if alone else len(images)
+        parts = zip(images.split(size), targets.split(size), strict=True)
+        return torch.cat([attributed(classifier, *part, seed) for part in parts])
+
+    def attributed(classifier: Classifier, images: Tensor, targets: Tensor, seed: int) -> Tensor:
         from captum.attr import NoiseTunnel, Saliency
 
         gradient = Saliency(lambda inputs: classifier(inputs).float())
         together = max(1, batch // 4 // len(images))  # a backward pass needs more memory
-        with torch.enable_grad(), classifier.in_eval_mode():
+        with torch.enable_grad(), classifier.in_eval_mode(), seeded(seed):
             found: Tensor = NoiseTunnel(gradient).attribute(
                 images.detach().clone(),
                 nt_type="smoothgrad",
@@ -123,7 +140,8 @@ def noise_tunnel(samples: int, batch: int) -> Explainer:
             )
         return found.sum(1)
 
-    return Explainer("captum NoiseTunnel(Saliency)", "model", draw, sign="absolute")
+    how = ", image by image" if alone else ""
+    return Explainer(f"captum NoiseTunnel(Saliency){how}", "model", draw, sign="absolute")
 
 
 def network(name: str, images: Tensor) -> nn.Module:

@@ -247,8 +247,9 @@ class Version:
 
 
 def _environment(tree: Path) -> dict[str, str]:
-    path = os.pathsep.join([str(tree / "src"), str(tree / "benchmarks")])
-    return os.environ | {"PYTHONPATH": path}
+    own = [str(tree / "src"), str(tree / "benchmarks")]
+    known = os.environ.get("PYTHONPATH", "").split(os.pathsep)  # after them, as for metadata
+    return os.environ | {"PYTHONPATH": os.pathsep.join([*own, *filter(None, known)])}
 
 
 def ratios_of(

@@ -1,6 +1,7 @@
 """Train a classifier with cross-entropy; a checkpoint per epoch, from which it resumes."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +43,11 @@ class Training:
 
 
 def train_classifier(
-    classifier: Classifier, batches: Batches, training: Training, checkpoint: Path
+    classifier: Classifier,
+    batches: Batches,
+    training: Training,
+    checkpoint: Path,
+    after_epoch: Callable[[], None] = lambda: None,
 ) -> list[HISTORY]:
     """Train the classifier's model in place; return loss and accuracy of every epoch.
 
@@ -70,6 +75,7 @@ def train_classifier(
         part = checkpoint.with_suffix(".part")
         torch.save(state, part)
         part.replace(checkpoint)
+        after_epoch()
     model.eval()
     return history
 

@@ -41,6 +41,9 @@ def resnet50_v1(num_classes: int = 1000) -> Classifier:
     for stage in (model.layer2, model.layer3, model.layer4):
         stage[0].conv1.stride = (2, 2)
         stage[0].conv2.stride = (1, 1)
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.eps = 1e-3  # as in Keras, where its weights come from
     return wrapped(model, "layer4")
 
 
@@ -110,6 +113,14 @@ def build(name: str, classes: Sequence[str], side: int, seed: int = 0) -> Classi
     return classifier
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read a file of weights, or the parts STEM_a, STEM_b, ... that it was cut into."""
+    parts = [path] if path.is_file() else sorted(path.parent.glob(f"{path.stem}_*.safetensors"))
+    if not parts:
+        raise UserError(f"no weights file at {path}: give a file, default, or none")
+    return {name: value for part in parts for name, value in load_file(part).items()}
+
+
 def fill_in(model: nn.Module, name: str, weights: str) -> list[str]:
     """Load published weights ("default"), those of a file, or "none"; return what stays random.
 
@@ -119,9 +130,7 @@ def fill_in(model: nn.Module, name: str, weights: str) -> list[str]:
     if weights == "none":
         return [part for part, _ in model.named_children()]
     if weights != "default":
-        if not Path(weights).is_file():
-            raise UserError(f"no weights file at {weights}: give a file, default, or none")
-        state = load_file(weights)
+        state = read_weights(Path(weights))
     elif network.weights is None:
         raise UserError(f"{name} has no published weights: give --weights FILE or none")
     else:

@@ -2,17 +2,21 @@
 
     python paper/reproduce.py synthetic-mnist --quick
     python paper/reproduce.py cifar10 --data ROOT --out runs/cifar10
+    python paper/reproduce.py imagenet --data ROOT --stand-ins WEIGHTS --out runs/imagenet
 
-Run the same command again to resume: a stage whose last file exists is skipped.
+Run the same command again to resume: a step that is done is skipped, a run of `compare` resumes.
+`--seconds` ends the work in time, `--processes` shares it, `--restore` and `--keep` carry it.
 """
 
 import argparse
+import hashlib
 import json
 import sys
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import cached_property, partial
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 import torch
@@ -31,7 +35,11 @@ from image_sets import (
     middle,
     read_sets,
 )
+from ledger import Rows
 from networks import NETWORKS, build, fill_in
+from results_page import Page, draw
+from state import pack, unpack
+from steps import Clock, Step, facts_of, minutes_of, side_by_side, work
 from sufficit import (
     Classifier,
     Lax,
@@ -45,8 +53,8 @@ from sufficit import (
 from table_results import write_json, write_results
 from tables import CAMS, TABLES, Table
 
-DONE = "trained.json"  # the last file of a training
-WEIGHTS = "classifier.safetensors"
+ORDER_BATCH = 192  # images per step of the default recipe, as `train-lax` has them on a GPU
+IMAGENET = "imagenet"  # the table that is not the paper's
 VALIDATION, SHARE = 256, 16  # images held out to select epochs: one in 16, at most 256
 
 
@@ -92,26 +100,36 @@ class Plan:
 def make_plan(given: argparse.Namespace) -> Plan:
     """Take the options that are given, and the defaults of the table for the rest."""
     table, quick = TABLES[given.table], given.quick
-    network = given.network or (table.quick_network if quick else table.network)
+    usual = table.quick_network if quick else table.network
+    stands_in = given.stand_ins is not None and not quick
+    network = given.network or (table.stand_in.network if stands_in else usual)
     # The network that ships with the package knows digits already, and soon fits.
     random = quick and (network, table.data) != ("small-net", "synthetic-mnist")
     plan: dict[str, Any] = {
         "network": network,
-        "weights": "none" if random else "default",
+        "weights": "none" if random else stand_in_weights(table, given) or "default",
         "side": NETWORKS[network].side or (table.quick_side if quick else table.side),
         "train_images": 512 if quick else None,
         "test_images": 200 if quick else None,
-        "images": 20 if quick else 2000,
+        "images": 20 if quick else 1000,
         "epochs": (6 if random else 2) if quick else table.training.epochs,
         "lax_epochs": 4 if quick else table.adapter.epochs,
         "twin_epochs": 1 if quick else 6,
         "recipes": ("paper", "robust"),
         "seeds": 1 if quick else 3,
-        "step": 0.01,
+        "step": table.step,
         "seed": 0,
     }
     asked = {name: value for name, value in vars(given).items() if value is not None}
     return Plan(given.table, quick, **{name: asked.get(name, plan[name]) for name in plan})
+
+
+def stand_in_weights(table: Table, given: argparse.Namespace) -> str | None:
+    """Return the file of a stand-in's weights, "none" if it has none, or None without one."""
+    if given.stand_ins is None or given.quick:
+        return None
+    name = table.stand_in.weights
+    return name if name == "none" else str(given.stand_ins / name)
 
 
 def keep_plan(plan: Plan, out: Path) -> None:
@@ -129,95 +147,228 @@ def keep_plan(plan: Plan, out: Path) -> None:
     write_json(path, now)
 
 
-def trained_classifier(plan: Plan, sets: ImageSets, out: Path, device: torch.device) -> Classifier:
-    """Train the classifier and measure its test accuracy, or read the one that is done."""
-    folder, recipe = out / "classifier", plan.paper.training
-    classifier = build(plan.network, sets.classes, plan.side, plan.seed).to(device)
-    if not (folder / DONE).exists():
-        start = time.monotonic()
-        folder.mkdir(exist_ok=True)
+@dataclass
+class Making:
+    """A table in the making: what its steps read and write."""
+
+    plan: Plan
+    out: Path
+    device: torch.device
+    data: Path | None = None
+    download: bool = False
+
+    @cached_property
+    def sets(self) -> ImageSets:
+        """The images, of which some training images are held out."""
+        plan = self.plan
+        wanted = Wanted(
+            self.data, plan.side, plan.seed, plan.train_images, plan.test_images, self.download
+        )
+        found = read_sets(plan.paper.data, wanted)
+        print(f"{found.source}: {len(found.train)} training, {len(found.test)} test images")
+        return found
+
+    @cached_property
+    def parts(self) -> tuple[ImageSet, ImageSet]:
+        """The images to train on, and those that select epochs."""
+        n = min(VALIDATION, max(2, len(self.sets.train) // SHARE))
+        train, validation = held_out(self.sets.train, n, self.plan.seed)
+        return train.to(self.device), validation.to(self.device)
+
+    @property
+    def validation(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The images that select epochs, as a loader."""
+        found = self.parts[1]
+        return [(as_seen(found.pixels, self.plan.side), found.labels)]
+
+    @property
+    def weights(self) -> Path:
+        """The file of the classifier."""
+        return self.out / "classifier.safetensors"
+
+    @property
+    def twin_weights(self) -> Path:
+        """The file of the twin."""
+        return self.out / "twin.safetensors"
+
+    def empty(self) -> Classifier:
+        """Return the network before its training."""
+        plan = self.plan
+        return build(plan.network, self.sets.classes, plan.side, plan.seed).to(self.device)
+
+    def loaded(self, path: Path) -> Classifier:
+        """Return the network with the weights of a file, on a GPU in bfloat16."""
+        found = self.empty()
+        state = {
+            name: one.float() for name, one in load_file(path, device=str(self.device)).items()
+        }
+        own = found.model.state_dict()
+        found.model.load_state_dict({name: one.to(own[name].dtype) for name, one in state.items()})
+        found.model.eval()
+        return found.to(dtype=torch.bfloat16 if self.device.type == "cuda" else None)
+
+    @cached_property
+    def classifier(self) -> Classifier:
+        """The trained classifier, as it is stored."""
+        return self.loaded(self.weights)
+
+    def steps(self) -> list[Step]:
+        """The steps of the table, with the seconds that they take on an H200, about."""
+        plan = self.plan
+        quick = plan.quick
+        found = [Step("classifier", self.train_classifier, (), 0 if quick else 60)]
+        for name in plan.adapters:
+            training = partial(self.train_adapter, name)
+            found.append(Step(name, training, ("classifier",), 0 if quick else 90))
+        last = [*plan.adapters]
+        if plan.twin_epochs:
+            found.append(Step("twin", self.train_twin, ("classifier",), 0 if quick else 60))
+            last.append("twin")
+        found.append(Step("score", self.score, tuple(last), 0 if quick else 30))
+        found.append(Step("results", self.write, ("score",), 0 if quick else 20))
+        return found
+
+    def train_classifier(self, clock: Clock) -> dict[str, Any]:
+        """Train the classifier, store it, and measure the accuracy of what is stored."""
+        plan, sets, recipe = self.plan, self.sets, self.plan.paper.training
+        classifier, train = self.empty(), self.parts[0]
         random = fill_in(classifier.model, plan.network, plan.weights)
-        size = min(plan.batch_sizes[0], len(sets.train))
+        size = min(plan.batch_sizes[0], len(train))
         # The rates are those of the table's batch size.
         lr = (recipe.lr if plan.weights == "none" else recipe.fine_lr) * size / recipe.batch_size
-        batches = Batches(sets.train, plan.side, size, recipe.augment)
+        batches = Batches(train, plan.side, size, recipe.augment)
         training = Training(recipe, plan.epochs, lr, plan.seed)
-        history = train_classifier(classifier, batches, training, folder / "checkpoint.pt")
-        save_weights(classifier, folder / WEIGHTS)
-        facts = {
-            "test_accuracy": accuracy(classifier, sets.test, plan.side),
+        checkpoint = self.out / "classifier.pt"
+        history = train_classifier(classifier, batches, training, checkpoint, clock.check)
+        save_weights(classifier, self.weights)
+        checkpoint.unlink()
+        return {
+            "test_accuracy": accuracy(self.loaded(self.weights), sets.test, plan.side),
             "test_images": len(sets.test),
-            "train_images": len(sets.train),
+            "train_images": len(train),
             "random_at_first": random,
             "data": sets.source,
             "history": history,
-            "seconds": round(time.monotonic() - start, 1),
+            "sha256": digest(self.weights),
         }
-        write_json(folder / DONE, facts)
-    classifier.model.load_state_dict(load_file(folder / WEIGHTS, device=str(device)))
-    classifier.model.eval()
-    return classifier.to(dtype=torch.bfloat16 if device.type == "cuda" else None)
 
-
-def trained_adapter(
-    name: str, plan: Plan, classifier: Classifier, train: ImageSet, validation: ImageSet, out: Path
-) -> Lax:
-    """Train an adapter, or read the one that is done; images held out select the epoch."""
-    folder, own = out / "adapters" / name, plan.paper.adapter
-    if not (folder / DONE).exists():
-        start = time.monotonic()
-        size = min(plan.batch_sizes[1], len(train))
+    def train_adapter(self, name: str, clock: Clock) -> dict[str, Any]:
+        """Train an adapter; images held out select the epoch or the size."""
+        plan, own, (train, validation) = self.plan, self.plan.paper.adapter, self.parts
         recipe, seed = plan.adapters[name]
+        folder = self.out / "training" / name
+        # An order takes crops and flips itself, and larger batches.
+        is_order = recipe == "robust"
+        size = ORDER_BATCH if is_order and not plan.quick else plan.batch_sizes[1]
+        augment = own.augment and not is_order
         lax = train_lax(
-            classifier,
-            Batches(train, plan.side, size, own.augment, own.images),
+            self.classifier,
+            Batches(train, plan.side, min(size, len(train)), augment, own.images),
             recipe=paper_recipe(plan) if recipe == "paper" else recipe,
             # An order is trained for a number of steps, whatever the data.
-            epochs=None if recipe == "robust" and not plan.quick else plan.lax_epochs,
+            epochs=None if is_order and not plan.quick else plan.lax_epochs,
             alpha_min=plan.paper.alpha_min,
             seed=seed,
             out=folder,
-            validation=[(as_seen(validation.pixels, plan.side), validation.labels)],
+            validation=self.validation,
             validation_images=len(validation),
             patience=None,
-            fabric=fabric_on(train.labels.device),
+            fabric=fabric_on(self.device),
+            progress=clock.check,
         )
-        seconds = round(time.monotonic() - start, 1)
-        write_json(folder / DONE, {"recipe": recipe, "seed": seed, "seconds": seconds})
-        print(f"  validation MSI {lax.trained['history'][-1]['msi']:.3f}")
-    return Lax.from_pretrained(folder).to(train.labels.device)
+        lax.save_pretrained(self.adapter(name), half=True)
+        rmtree(folder)
+        found = {"recipe": recipe, "seed": seed, "last_epoch": lax.trained["history"][-1]}
+        return found | {"sha256": digest(self.adapter(name) / "model.safetensors")}
 
+    def adapter(self, name: str) -> Path:
+        """The folder of a trained adapter."""
+        return self.out / "adapters" / name
 
-def trained_twin(
-    plan: Plan, classifier: Classifier, train: ImageSet, validation: ImageSet, out: Path
-) -> Classifier | None:
-    """Train a copy of the classifier that is used to hidden pixels, or read it."""
-    if not plan.twin_epochs:
-        return None
-    path, own, device = out / "twin.safetensors", plan.paper.adapter, train.labels.device
-    if not path.exists():
+    def train_twin(self, clock: Clock) -> dict[str, Any]:
+        """Train a copy of the classifier that is used to hidden pixels."""
+        plan, own, (train, validation) = self.plan, self.plan.paper.adapter, self.parts
         made = train_twin(
-            classifier,
+            self.classifier,
             Batches(train, plan.side, min(plan.batch_sizes[1], len(train)), own.augment),
             epochs=plan.twin_epochs,
             seed=plan.seed,
-            validation=[(as_seen(validation.pixels, plan.side), validation.labels)],
+            validation=self.validation,
             validation_images=len(validation),
-            fabric=fabric_on(device),
+            fabric=fabric_on(self.device),
+            progress=clock.check,
         )
-        save_weights(made, path)
-    twin = build(plan.network, classifier.classes or (), plan.side).to(device, classifier.dtype)
-    twin.model.load_state_dict(load_file(path, device=str(device)))
-    twin.model.eval()
-    return twin
+        save_weights(made, self.twin_weights)
+        right = accuracy(self.loaded(self.twin_weights), self.sets.test, plan.side)
+        return {"test_accuracy": right, "sha256": digest(self.twin_weights)}
+
+    def score(self, clock: Clock) -> dict[str, Any]:
+        """Score all methods on the same images. All options of `compare` are here."""
+        plan, sets = self.plan, self.sets
+        rows = evenly(sets.test.labels, plan.images, plan.seed)
+        test = sets.test.only(rows)
+        labels = [sets.classes[label] for label in test.labels.tolist()]
+        names = [f"{label}/{row:05d}" for label, row in zip(labels, rows.tolist(), strict=True)]
+        cams = (*CAMS, "rollout") if NETWORKS[plan.network].tokens else CAMS
+        adapters = {
+            name: Lax.from_pretrained(self.adapter(name)).to(self.device) for name in plan.adapters
+        }
+        objects = None if test.objects is None else middle(test.objects, plan.side)
+        compare(
+            self.classifier,
+            as_seen(test.pixels, plan.side),
+            methods={**{name: name for name in cams}, **adapters},
+            targets=test.labels,
+            names=names,
+            truth=objects,
+            twin=self.loaded(self.twin_weights) if plan.twin_epochs else None,
+            alpha_min=plan.paper.alpha_min,
+            calls="exact",
+            value_step=plan.step,
+            percent_step=2 * plan.step,
+            checks="controls,fill,leak,alpha-curve",
+            seed=plan.seed,
+            device=str(self.device),
+            out=self.out / "compare",
+            progress=clock.check,
+        )
+        return {"images": len(test)}
+
+    def write(self, clock: Clock) -> dict[str, Any]:
+        """Write rows, facts, table and report."""
+        plan, adapters = self.plan, {name: facts_of(self.out, name) for name in self.plan.adapters}
+        facts = {
+            "table": plan.table,
+            "config": asdict(plan),
+            "classifier": facts_of(self.out, "classifier"),
+            "adapters": adapters,
+            "twin": facts_of(self.out, "twin") if plan.twin_epochs else None,
+            "gpu_minutes": round(minutes_of(self.out), 1),
+        }
+        write_results(self.out, facts)
+        rows = Rows(self.out / "results")
+        table = Page(self.out).table("results")
+        (rows.folder / "table.md").write_text(table + "\n")
+        print(table)
+        draw(rows, rows.folder / "msi.png")
+        RunResults.read(self.out / "compare").report(rows.folder / "report.html")
+        return {}
 
 
 def save_weights(classifier: Classifier, path: Path) -> None:
-    """Write a file of weights whole or not at all."""
-    weights = {name: value.contiguous() for name, value in classifier.model.state_dict().items()}
+    """Write a file of weights whole or not at all, kernels and matrices in half precision."""
+    weights = {}
+    for name, value in classifier.model.state_dict().items():
+        is_wide = value.ndim > 1 and value.is_floating_point()
+        weights[name] = (value.half() if is_wide else value).contiguous()
     part = path.with_suffix(".part")
     save_file(weights, part)
     part.replace(path)
+
+
+def digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def fabric_on(device: torch.device) -> Fabric:
@@ -235,84 +386,12 @@ def paper_recipe(plan: Plan) -> LaxRecipe:
     return LaxRecipe(entropy=own.entropy, upsample=own.upsample, lr=own.lr)
 
 
-def score(
-    plan: Plan, classifier: Classifier, test: ImageSet, names: Sequence[str],
-    adapters: Mapping[str, Lax], twin: Classifier | None, out: Path,
-) -> RunResults:  # fmt: skip
-    """Score all methods on the same images, or read the run. All options of `compare` are here."""
-    if (out / "compare" / "run.json").exists():
-        return RunResults.read(out / "compare")
-    cams = (*CAMS, "rollout") if NETWORKS[plan.network].tokens else CAMS
-    objects = None if test.objects is None else middle(test.objects, plan.side)
-    return compare(
-        classifier,
-        as_seen(test.pixels, plan.side),
-        methods={**{name: name for name in cams}, **adapters},
-        targets=test.labels,
-        names=names,
-        truth=objects,
-        twin=twin,
-        alpha_min=plan.paper.alpha_min,
-        calls="exact",
-        value_step=plan.step,
-        percent_step=2 * plan.step,
-        seed=plan.seed,
-        device=str(next(classifier.model.parameters()).device),
-        out=out / "compare",
-    )
-
-
-def reproduce(
-    plan: Plan, out: Path, data: Path | None, device: torch.device, *, download: bool = False
-) -> None:
-    """Train what is not trained, score what is not scored, write results and report."""
-    keep_plan(plan, out)
-    wanted = Wanted(data, plan.side, plan.seed, plan.train_images, plan.test_images, download)
-    sets = read_sets(plan.paper.data, wanted)
-    print(f"{sets.source}: {len(sets.train)} training images, {len(sets.test)} test images")
-    n = min(VALIDATION, max(2, len(sets.train) // SHARE))
-    train, validation = (part.to(device) for part in held_out(sets.train, n, plan.seed))
-    sets = ImageSets(train, sets.test, sets.classes, sets.source)
-    print("classifier", flush=True)
-    classifier = trained_classifier(plan, sets, out, device)
-    known = json.loads((out / "classifier" / DONE).read_text())
-    print(f"  test accuracy {known['test_accuracy']:.1%} on {known['test_images']} images")
-    adapters = {}
-    for name in plan.adapters:
-        print(f"adapter {name}", flush=True)
-        adapters[name] = trained_adapter(name, plan, classifier, train, validation, out)
-    print("twin", flush=True)
-    twin = trained_twin(plan, classifier, train, validation, out)
-    rows = evenly(sets.test.labels, plan.images, plan.seed)
-    test = sets.test.only(rows)
-    labels = [sets.classes[label] for label in test.labels.tolist()]
-    names = [f"{label}/{row:05d}" for label, row in zip(labels, rows.tolist(), strict=True)]
-    print(f"scoring {len(test)} images", flush=True)
-    start = time.monotonic()
-    results = score(plan, classifier, test, names, adapters, twin, out)
-    seconds = {"classifier": known["seconds"], "scoring": round(time.monotonic() - start, 1)}
-    for name in adapters:
-        trained = json.loads((out / "adapters" / name / DONE).read_text())
-        seconds[name] = trained["seconds"]
-    facts = {
-        "table": plan.table,
-        "config": asdict(plan),
-        "classifier": known,
-        "seconds": seconds,  # of the last start of each stage
-    }
-    recipes = {name: recipe for name, (recipe, _) in plan.adapters.items()}
-    write_results(out, facts, recipes)
-    results.report(out / "results" / "report.html")
-    results.plot("sheet").savefig(out / "results" / "sheet.png")
-    if (out / "results" / "alpha.json").exists():
-        results.plot("alpha").savefig(out / "results" / "alpha.png")
-    print(f"All files are in {out}, tables and figures in {out / 'results'}.")
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the options of the command line."""
-    made = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    made.add_argument("table", choices=TABLES)
+    made = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("table", choices=[*TABLES, IMAGENET])
     made.add_argument("--data", type=Path, metavar="ROOT", help="folder of the data sets")
     made.add_argument("--download", action="store_true", help="download the data to ROOT first")
     made.add_argument("--out", type=Path, metavar="DIR", help="folder for the results; TABLE")
@@ -320,10 +399,24 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--device", help="cpu, cuda or cuda:1; a GPU if there is one")
     made.add_argument("--network", choices=NETWORKS, help="another network than the table's")
     made.add_argument("--weights", help="to start from: default (ImageNet), none, or a file")
+    made.add_argument(
+        "--stand-ins", type=Path, metavar="DIR", help="networks whose weights are in this folder"
+    )
+    made.add_argument("--networks", type=lambda text: tuple(text.split(",")), help="of imagenet")
+    made.add_argument(
+        "--photographs", choices=("test", "report"), default="test", help="that imagenet scores"
+    )
+    made.add_argument(
+        "--few", type=int, help="photographs of methods that search, of imagenet; 200"
+    )
     made.add_argument("--recipes", type=lambda text: tuple(text.split(",")), help="paper,robust")
-    made.add_argument("--step", type=float, help="of the pixel-value curves; 0.01")
+    made.add_argument("--step", type=float, help="of the pixel-value curves; 0.01, ViT 0.02")
+    made.add_argument("--seconds", type=float, help="end in time; run again to go on")
+    made.add_argument("--restore", type=Path, metavar="DIR", help="unpack a run from here first")
+    made.add_argument("--keep", type=Path, metavar="DIR", help="pack the run to here at the end")
     numbers = {
-        "images": "test images to score; 2000",
+        "processes": "that share the steps; 1",
+        "images": "test images to score; 1000",
         "train-images": "training images; all",
         "test-images": "test images to draw from; all",
         "epochs": "of the classifier",
@@ -337,16 +430,65 @@ def parser() -> argparse.ArgumentParser:
     return made
 
 
+def steps_for(given: argparse.Namespace, out: Path, device: torch.device) -> list[Step]:
+    """Return the steps of a table."""
+    if given.table == IMAGENET:
+        from imagenet import imagenet_steps
+
+        return imagenet_steps(given, out, device)
+    plan = make_plan(given)
+    keep_plan(plan, out)
+    return Making(plan, out, device, given.data, given.download).steps()
+
+
 def main(words: Sequence[str] | None = None) -> None:
     """Run the command line."""
-    given = parser().parse_args(words)
-    device = given.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    out = given.out or Path(given.table)
+    command = [*(sys.argv[1:] if words is None else words)]
+    given = parser().parse_args(command)
+    device = torch.device(given.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    out, clock = given.out or Path(given.table), Clock(given.seconds)
     try:
-        plan = make_plan(given)
-        reproduce(plan, out, given.data, torch.device(device), download=given.download)
+        if given.restore and not (out / "done").exists():
+            unpack(given.restore, out)
+        steps = steps_for(given, out, device)
+        if given.processes and given.processes > 1:
+            share(command, given, clock)
+            finished = work(steps, out, Clock(-1))
+        else:
+            finished = work(steps, out, clock)
+        if given.keep:
+            print("packed:", ", ".join(path.name for path in pack(out, given.keep)))
     except UserError as error:
         sys.exit(f"Error: {error}")
+    left = [step.name for step in steps if not (out / "done" / f"{step.name}.json").exists()]
+    where = f"All files are in {out}, tables and figures in {out / 'results'}."
+    print(where if finished else f"Not done yet: {', '.join(left)}. Run the same command again.")
+
+
+def share(command: Sequence[str], given: argparse.Namespace, clock: Clock) -> None:
+    """Let several processes work on the steps, each as this one would alone."""
+    words = [str(Path(__file__)), *without(command, ("--processes", "--keep", "--restore"))]
+    if given.seconds is not None:
+        words = [*without(words, ("--seconds",)), "--seconds", f"{clock.left:.0f}"]
+    side_by_side(words, given.processes)
+
+
+def without(command: Sequence[str], options: Sequence[str]) -> list[str]:
+    """Return a command without some options and their values.
+
+    >>> without(["a", "--keep", "b", "--seed=1", "--keep=c"], ["--keep"])
+    ['a', '--seed=1']
+    """
+    found: list[str] = []
+    skips = False
+    for word in command:
+        if skips:
+            skips = False
+        elif word in options:
+            skips = True
+        elif word.split("=")[0] not in options:
+            found.append(word)
+    return found
 
 
 if __name__ == "__main__":

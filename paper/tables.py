@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 _FILE = tomllib.loads(Path(__file__).with_name("tables.toml").read_text())
 COLUMNS: dict[str, str] = _FILE.pop("columns")  # column -> what a table calls it
+PAPERS_NETWORKS: dict[str, str] = _FILE.pop("networks")
 TITLES: dict[str, str] = _FILE.pop("titles")  # method -> what a table calls it, in order
 CAMS = ("gradcam", "gradcam++", "layercam", "kpca-cam", "finer-cam")
 
@@ -39,6 +40,14 @@ class AdapterTraining:
 
 
 @dataclass(frozen=True)
+class StandIn:
+    """A network whose first weights are in a file, or random."""
+
+    network: str
+    weights: str = "none"
+
+
+@dataclass(frozen=True)
 class Table:
     """One table of the paper."""
 
@@ -50,6 +59,8 @@ class Table:
     training: ClassifierTraining
     adapter: AdapterTraining
     printed: Mapping[str, Mapping[str, float]]  # the paper's numbers: method -> column -> value
+    stand_in: StandIn
+    step: float = 0.01  # of the pixel-value curves
     quick_network: str = "small-net"
     quick_side: int = 64
 
@@ -62,9 +73,10 @@ def read_table(given: dict[str, Any]) -> Table:
     """Make a table of its section in the file."""
     training = ClassifierTraining(**given.pop("training"))
     adapter = AdapterTraining(**given.pop("adapter"))
+    stand_in = StandIn(**given.pop("stand_in"))
     rows = given.pop("rows")
     printed = {method: dict(zip(COLUMNS, row, strict=True)) for method, row in rows.items()}
-    return Table(training=training, adapter=adapter, printed=printed, **given)
+    return Table(training=training, adapter=adapter, printed=printed, stand_in=stand_in, **given)
 
 
 TABLES = {name: read_table(section) for name, section in _FILE.items()}

@@ -9,11 +9,15 @@ between them comes from results/ and benchmarks/results/. Where there are no row
 import json
 import math
 import re
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
 from types import MappingProxyType
 from typing import Any
+
+sys.path.append(str(Path(__file__).parent.parent / "paper"))  # for the rows of its tables
+from ledger import Rows  # found by the line above
 
 ROOT = Path(__file__).parent.parent
 RESULTS, BENCHMARKS = ROOT / "results", ROOT / "benchmarks" / "results"
@@ -259,14 +263,15 @@ def gaming(name: str, results: Path = RESULTS) -> str:
 
 def leakage(table: str, *methods: str, results: Path = RESULTS) -> str:
     """MSI and every kind of leakage of some methods of a table, with chance beside it."""
-    found = _read(results / table / "summary.json")["methods"]
+    rows = Rows(results / table)
     heads = ["MSI", "ratio", *(f"{name} | by chance" for name in LEAKS.values())]
     lines = [f"| masks | {' | '.join(heads)} |", f"|---|{'---:|' * 8}"]
     for method in methods:
-        one = found[method]
-        cells = [_mean(one["msi"]), _mean(one["leak_ratio"], 2)]
+        names = ("msi", *LEAKS, *(f"{column}_chance" for column in LEAKS))
+        means = {name: rows.values(method, name).mean() for name in names}
+        cells = [f"{means['msi']:.3f}", f"{means['leak'] / means['leak_chance']:.2f}"]
         for column in LEAKS:
-            cells += [_mean(one[column]), _mean(one[f"{column}_chance"])]
+            cells += [f"{means[column]:.3f}", f"{means[f'{column}_chance']:.3f}"]
         lines.append(f"| {TITLES.get(method, method)} | {' | '.join(cells)} |")
     return "\n".join(lines)
 

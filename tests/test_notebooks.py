@@ -7,8 +7,9 @@ import pytest
 import run_notebooks
 
 QUICK = {
-    "first-steps": {"step": 0.25},
-    "own-method-and-metric": {"n": 4, "step": 0.25},
+    "first-look": {"n": 2, "calls": 10},
+    "own-method": {"n": 4, "step": 0.25},
+    "train-lax": {"n": 33, "epochs": 1, "calls": 10},
 }
 
 
@@ -31,7 +32,7 @@ def test_a_notebook_runs(path: Path, tmp_path: Path) -> None:
     kept = nbformat.read(path, 4)
     assert [cell.source for cell in found.cells] == [cell.source for cell in kept.cells]
     assert pictures(found) == pictures(kept) > 1
-    assert tables(found) == tables(kept) > 1
+    assert tables(found) == tables(kept) > 0
     assert path.stat().st_size < 1_000_000
 
 

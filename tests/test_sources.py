@@ -22,6 +22,7 @@ from sufficit.probes.probe import CALLS
 from sufficit.runs.engine import quiet
 from sufficit.sources import (
     STRETCHED,
+    Cut,
     Fitted,
     Maps,
     MapTensor,
@@ -60,6 +61,10 @@ def map_file(place: Path, seed: int) -> Any:
     return str(path)
 
 
+def cut(word: str, share: float) -> Cut:
+    return Cut(source_of(word, word), share)
+
+
 # Each kind of source: the same again, and another one of the same name.
 KINDS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "word": (lambda _: "gradcam", lambda _: "layercam"),
@@ -72,8 +77,10 @@ KINDS: dict[str, tuple[Callable[[Path], Any], Callable[[Path], Any]]] = {
     "center": (lambda _: "center", lambda _: "random"),
     "tensor": (lambda _: rand(N, 4, 5), lambda _: rand(N, 4, 5, seed=1)),
     "file": (lambda place: map_file(place, 0), lambda place: map_file(place, 1)),
+    "path": (lambda place: Path(map_file(place, 0)), lambda place: Path(map_file(place, 1))),
     "fitted": (lambda _: Fitted("gradcam"), lambda _: Fitted("layercam")),
     "fitted function": (lambda _: Fitted(grey), lambda _: Fitted(grey, fills=("mean",))),
+    "cut": (lambda _: cut("gradcam", 0.25), lambda _: cut("gradcam", 0.5)),
     "own class": (lambda _: Edges(), lambda _: Edges(2.0)),
 }
 every_kind = pytest.mark.parametrize("kind", KINDS)
@@ -106,7 +113,7 @@ def test_maps_are_at_the_images_size_and_in_0_to_1(kind: str, tmp_path: Path) ->
     classifier = small()
     found = heatmaps(made(kind, tmp_path), classifier, batch_for(classifier))
     assert found.shape == (N, SIDE, SIDE)
-    precise = torch.float64 if kind.startswith("fitted") else torch.float32  # see `cut_at`
+    precise = torch.float64 if kind.startswith(("fitted", "cut")) else torch.float32  # see `cut_at`
     assert found.dtype == precise
     assert 0 <= found.amin() < found.amax() <= 1
     assert not found.requires_grad

@@ -9,7 +9,7 @@ from sufficit.explainers.registry import EXPLAINERS
 
 PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 START, END = "<!-- methods -->\n", "<!-- end of methods -->"
-HEADS = ("method", "what it draws", "for", "cost", "nets", "class", "sign", "options")
+HEADS = ("method", "what it draws", "for", "cost", "nets", "class", "options")
 
 
 def rows() -> list[tuple[str, ...]]:
@@ -20,7 +20,7 @@ def rows() -> list[tuple[str, ...]]:
         needs = f"; extra `{one.extra}`" if one.extra else ""
         given = ", ".join(f"`{option}={value.default}`" for option, value in one.takes.items())
         about = (f"`{name}`", f"{one.description}{paper}{needs}", one.what_for, str(one.passes))
-        found.append((*about, one.nets, "no" if one.class_agnostic else "yes", one.sign, given))
+        found.append((*about, one.nets, "no" if one.class_agnostic else "yes", given))
     return found
 
 

@@ -229,8 +229,8 @@ FAULTS: tuple[Fault, ...] = (
         "whole-image-of-another-model",
         "the answers for whole images of one model are taken for those of the twin",
         "perturbation/masked_model.py",
-        '("whole", model), lambda',
-        '("whole",), lambda',
+        '("whole", model),\n        lambda',
+        '("whole",),\n        lambda',
         f"{CONDITIONS} -k scoring",
     ),
     Fault(
@@ -269,8 +269,10 @@ FAULTS: tuple[Fault, ...] = (
         "grad-left-behind",
         "gradients are written to the weights",
         "explainers/forward_pass.py",
-        "(found,) = torch.autograd.grad(total, self.leaf, retain_graph=keep, allow_unused=True)",
-        "total.backward(retain_graph=keep)\n            found = self.leaf.grad",
+        "(gradient,) = torch.autograd.grad(\n"
+        "                scores.sum(), self.leaf, retain_graph=not last, allow_unused=True\n"
+        "            )",
+        "scores.sum().backward(retain_graph=not last)\n            gradient = self.leaf.grad",
         f"{EXPLANATION} -k behind",
     ),
     # Explanation methods
@@ -326,8 +328,8 @@ FAULTS: tuple[Fault, ...] = (
         "lax-stretched",
         "heatmaps of LAX are stretched as those of CAMs are",
         "explainers/explanation.py",
-        "        final=True,\n        share=",
-        "        final=False,\n        share=",
+        "        final=True,\n        shares=",
+        "        final=False,\n        shares=",
         "tests/explainers/test_lax.py -k stretched",
     ),
     Fault(
@@ -400,8 +402,8 @@ FAULTS: tuple[Fault, ...] = (
         "sample-in-the-first-rows",
         "what a probe finds of some images is written to the first rows of the unit",
         "runs/unit_rows.py",
-        "column[list(places)] = values.double().cpu()",
-        "column[: len(values)] = values.double().cpu()",
+        "column = blank.index_copy(0, rows, column)",
+        "column = blank.index_copy(0, torch.arange(len(column)), column)",
         f"{CEILING} -k sample",
     ),
     Fault(

@@ -1,11 +1,13 @@
 """Run the notebooks of docs/ in place, so that they show what they print.
 
-python tools/run_notebooks.py
+python tools/run_notebooks.py [WORD ...]
 """
 
+import sys
 from base64 import b64decode, b64encode
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import nbformat
 from nbclient import NotebookClient
@@ -35,9 +37,12 @@ def reduced(picture: str) -> str:
 
 
 def main() -> None:
-    """Run all notebooks."""
-    for path in NOTEBOOKS:
-        notebook = executed(path, path.parent)
+    """Run the notebooks whose names hold one of the words given, or all."""
+    for path in [
+        one for one in NOTEBOOKS if any(word in one.stem for word in sys.argv[1:] or [""])
+    ]:
+        with TemporaryDirectory() as folder:  # for what a notebook writes
+            notebook = executed(path, Path(folder))
         for cell in notebook.cells:
             cell.metadata.pop("execution", None)  # times, which differ from run to run
             shown = [one for one in cell.get("outputs", ()) if one.get("name") != "stderr"]

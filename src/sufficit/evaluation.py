@@ -44,6 +44,7 @@ from sufficit.probes.standard import (
     check_twin,
     column_probes,
     derived_columns,
+    derived_metrics,
     groups_of,
     held_out_probe,
     stacked,
@@ -83,17 +84,20 @@ def evaluate(
     """Score heatmaps of images, both in 0..1: [N,C,H,W], [N,H,W] -> one value per image and column.
 
     - `classifier`: the model that is asked; it is left as it was.
-    - `images`: floats in 0..1, [N,C,H,W]; `heatmaps`: floats in 0..1, [N,H,W].
+    - `images`: floats in 0..1, [N,C,H,W].
+    - `heatmaps`: floats in 0..1, [N,H,W].
     - `targets`: the class of each image, [N]. Without them, the model's own predictions.
     - `alpha_min`: pixels at or above it are marked. "search" tries `alphas` and takes the one with
       the highest mean MSI.
     - `score`: what a masked image scores: "accuracy", "confidence", or a function from what the
       model returns to one number per image, of which masked images score their share.
     - `fill`: what hidden pixels become: black, mean, blur, noise, road, drop, or a tensor.
-    - `value_step`, `percent_step`: steps of the curves.
+    - `value_step`: of the curves over pixel values.
+    - `percent_step`: of the curves over shares of the pixels, a share too.
     - `batch_size`: masked images per forward pass; chosen for the device if left out.
     - `columns`: names of columns, "paper" (the default) or "all".
     - `metrics`: your own columns, {name: Metric}.
+    - `alphas`: what alpha_min="search" tries.
     - `held_out_fill`: score MSI with this fill as well: `msi_held_out`.
     - `leak_donors`: measure the leak over so many images of other classes per image.
     - `seed`: of everything that is drawn.
@@ -117,12 +121,14 @@ def evaluate(
     (tensor([0.9275], dtype=torch.float64), tensor([32]))
     """
     check_classifier(classifier)
+    # From here on the function is a part of the model, whose one logit is the score.
     if callable(score):
         classifier = classifier.with_score(score)
         score = "confidence"
     goals = checked(images, heatmaps, targets)
     heatmaps = heatmaps.float()  # as every run has them, and as edges are compared
     _check_own_score(classifier, asks_class=any((goals is not None, leak_donors, twin)))
+    # All arguments are checked before the first forward pass: the passes may take hours.
     own = check_metrics(metrics)
     most = calls_from(calls)
     wanted = metrics_named(columns, own, truth=truth is not None, sampled=most is not None)
@@ -138,32 +144,37 @@ def evaluate(
     if twin is not None:
         check_twin(classifier, twin)
     held_out = _held_out(classifier, held_out_fill, used, batch_size, measured=MSI in wanted)
-    for one in [*(model.asked for model in models), *filter(None, [held_out])]:
-        check_asked(one, images)
+    for asked in filter(None, [*(model.asked for model in models), held_out]):
+        check_asked(asked, images)
     meter = _meter(models[0], images, goals, leak_donors, seed)
 
     scoring = Scoring(wanted, schedules[0], most, seed)
+    _check_finished(scoring)
+    # Probes at any alpha_min: their columns and calls are the same at the one that is found.
     probes, derived = _probes(scoring, models, held_out)
     check_column_names(probes, derived)
     search = _searching(scoring, models[0], schedules) if alpha_min == "search" else None
     total = sum(probe.calls + probe.calls_once for probe in probes)
-    total += sum(one.calls for one in (meter, search) if one is not None)
+    total += 0 if meter is None else meter.calls
+    total += 0 if search is None else search.calls
     with counting_bar("scoring", total * len(images), progress):
         batch = batch_of(classifier, images, goals, names=names, truth=where, batch_size=batch_size)
-        found = None
+        tried_alphas = None
         if search is not None:
-            said = search.answers(batch, {ONE: heatmaps})
-            found = search_of(said, schedules)
-            scoring = replace(scoring, schedule=replace(schedules[0], alpha_min=found.best))
+            answers = search.answers(batch, {ONE: heatmaps})
+            tried_alphas = search_of(answers, schedules)
+            best = replace(schedules[0], alpha_min=tried_alphas.best)
+            scoring = replace(scoring, schedule=best)
             probes, derived = _probes(scoring, models, held_out)
         scores = _scored(scoring, probes, derived, models, batch, heatmaps)
-        if found is not None:
-            scores = replace(scores, search=found, calls=scores.calls + said.calls)
+        if tried_alphas is not None:
+            scores = replace(scores, search=tried_alphas, calls=scores.calls + answers.calls)
         if meter is None:
             return scores
         if goals is None and len(scores.targets.unique()) == 1:
             warn_user("no leak: the model's predictions are all of one class")
             return scores
+        # Only now: the search may have chosen the alpha_min that makes masks.
         meter = replace(meter, alpha_min=scores.alpha_min)
         return with_leak(scores, meter.leak(images, heatmaps, scores.targets))
 
@@ -187,6 +198,16 @@ def _meter(
     if targets is not None:
         check_classes(targets, targets)
     return meter
+
+
+# Its parameters are the fields of a Batch, and what predicts the targets.
+def _check_finished(scoring: Scoring) -> None:
+    """Raise for columns that no finished heatmap can have."""
+    if scoring.redrawn:
+        raise UserError(
+            f"{', '.join(scoring.redrawn)} draws every heatmap again, and evaluate gets finished"
+            " ones: score the method with compare(..., columns=[...])"
+        )
 
 
 def batch_of(
@@ -242,6 +263,7 @@ def fills_from(fill: Fill, fills: Sequence[Fill] | None) -> list[Fill]:
         return [fill]
     if isinstance(fills, str | Tensor):
         raise UserError(f"fills must be a list, got {type(fills).__name__}: one fill is fill=")
+    # Black is the default of `fill`, which says nothing against `fills`.
     if fills and isinstance(fill, str) and fill not in ("black", *fills[:1]):
         raise UserError(f"fill is {fill!r} and fills start with {fills[0]!r}: give one of the two")
     return [*fills]
@@ -264,7 +286,7 @@ def check_asked(asked: MaskedModel, images: Tensor) -> None:
 def search_of(answers: Predictions, schedules: Sequence[Schedule]) -> AlphaSearch:
     """Return MSI at every alpha_min tried."""
     values = answers.by_piece(
-        lambda some: {MSI: torch.stack([msi(some, schedule) for schedule in schedules], dim=1)}
+        lambda piece: {MSI: torch.stack([msi(piece, schedule) for schedule in schedules], dim=1)}
     )
     return AlphaSearch(tuple(schedule.alpha_min for schedule in schedules), values[MSI])
 
@@ -293,7 +315,8 @@ def _held_out(
         return None
     if not measured:
         raise UserError('held_out_fill scores MSI a second time: add "msi" to columns')
-    if isinstance(held_out, str) and held_out in [f for f in fills if isinstance(f, str)]:
+    # Names only: tensors are not compared.
+    if isinstance(held_out, str) and held_out in [fill for fill in fills if isinstance(fill, str)]:
         raise UserError(f"fill and held_out_fill are both {held_out!r}: hold another fill out")
     return MaskedModel(classifier, held_out, batch_size)
 
@@ -307,13 +330,15 @@ def _probes(
     probes = column_probes(scoring, models, curves=False, keeps=False)
     if held_out is not None:
         probes.append(held_out_probe(scoring, held_out, word_of(held_out.fill), few=False))
-    measured = MSI in scoring.metrics
-    derived = derived_columns(models, held_out=held_out is not None) if measured else []
+    derived = derived_metrics(scoring)
+    if MSI in scoring.metrics:
+        derived += derived_columns(models, held_out=held_out is not None)
     return probes, derived
 
 
 def _searching(scoring: Scoring, first: AskedModel, schedules: Sequence[Schedule]) -> BandProbe:
     """Return the probe of MSI at every alpha_min that is tried."""
+    # One column with all schedules: bands that they share are asked once.
     heading = Heading("MSI", "MSI over alpha_min")
     column = Column("msi_alpha", METRICS[MSI], tuple(schedules), heading)  # type: ignore[arg-type]
     return BandProbe(first.asked, (column,), most=scoring.calls, seed=scoring.seed)
@@ -328,46 +353,48 @@ def _scored(
     heatmaps: Tensor,
 ) -> Scores:
     """Put heatmaps to every probe; join what they find."""
-    found: dict[str, Tensor] = {}
+    rows: dict[str, Tensor] = {}
     calls = torch.zeros(len(batch), dtype=torch.long, device="cpu")
     answers: list[Predictions] = []
     for probe in probes:
-        if isinstance(probe, BandProbe):
-            said = probe.answers(batch, {ONE: heatmaps})
-            answers.append(said)
-            found |= said.by_piece(probe.values)
-            calls += said.calls + probe.counts_whole
+        if isinstance(probe, BandProbe):  # whose answers the scores keep, for curves
+            of_bands = probe.answers(batch, {ONE: heatmaps})
+            answers.append(of_bands)
+            rows |= of_bands.by_piece(probe.values)
+            calls += of_bands.calls + probe.counts_whole
             continue
         for name, values in probe(batch, {ONE: heatmaps})[ONE].items():
             if name.startswith(CALLS):
                 calls += values.long()
             else:
-                found[name] = values
+                rows[name] = values
     first = answers[0] if answers else models[0].asked.ask(batch, heatmaps, [])
     _warn_of_nan(answers or [first], own_score=models[0].asked.model.score is not None)
-    columns = settled(found, halves_of(batch.names, scoring.seed))
-    for one in derived:
-        columns[one.name] = one.compute(stacked(columns, one.of))
-    headings = {name: one for probe in probes for name, one in probe.headings.items()}
-    headings |= {one.name: one.heading for one in derived}
+    columns = settled(rows, halves_of(batch.names, scoring.seed))
+    for column in derived:
+        columns[column.name] = column.compute(stacked(columns, column.of))
+    headings = {name: heading for probe in probes for name, heading in probe.headings.items()}
+    headings |= {column.name: column.heading for column in derived}
     ordered = in_order(scoring, columns, headings)
     scores = Scores(first, ordered, headings, scoring.schedule, calls)
     means = scores.mean()
-    worst = groups_of(models) if MSI in scoring.metrics else {}
-    for end, some in worst.items():
+    # The worst fill is that of the lowest mean, which all images decide together.
+    groups = groups_of(models) if MSI in scoring.metrics else {}
+    for end, alike in groups.items():
         name = f"msi_worst{end}"
-        scores.columns[name] = columns[worst_of(some, means)]
+        scores.columns[name] = columns[worst_of(alike, means)]
         headings[name] = HEADINGS[name]
     return scores
 
 
 def settled(columns: Mapping[str, Tensor], halves: Halves) -> dict[str, Tensor]:
     """Return the columns; those that have candidates as the images together choose them."""
-    values = {name: one.numpy() for name, one in columns.items()}
+    values = {name: column.numpy() for name, column in columns.items()}
     shares = RankShares()
     shares.add(halves, values)
-    ranked = {n: torch.from_numpy(v) for n, v in shares.settle(halves, values).items()}
-    return {n: one for n, one in columns.items() if CANDIDATE not in n} | ranked
+    chosen = {name: torch.from_numpy(v) for name, v in shares.settle(halves, values).items()}
+    plain = {name: column for name, column in columns.items() if CANDIDATE not in name}
+    return plain | chosen
 
 
 def in_order(
@@ -380,7 +407,7 @@ def in_order(
 
 def _warn_of_nan(answers: Sequence[Predictions], *, own_score: bool) -> None:
     """Warn, once, of predictions that are NaN, with any fill."""
-    broken = torch.cat([one.named == NO_CLASS for one in answers], dim=1)
+    broken = torch.cat([predicted.named == NO_CLASS for predicted in answers], dim=1)
     n = int(broken.sum())
     if not n:
         return

@@ -35,7 +35,7 @@ _sweeping = Lock()
 
 
 def place(word: str | Path) -> Path:
-    """The path that a user gave: local, or on object storage as in s3://bucket/folder.
+    """Return the path that a user gave: local, or on object storage as in s3://bucket/folder.
 
     >>> place("photos/cats")
     PosixPath('photos/cats')
@@ -54,20 +54,21 @@ def place(word: str | Path) -> Path:
         if isinstance(word, RemotePath):
             return word
         # Without the cache, because other processes write to the same folder.
-        found = RemotePath(word, use_listings_cache=False)
-        found.fs  # noqa: B018  # connects, so that a missing library is an error here
+        remote = RemotePath(word, use_listings_cache=False)
+        remote.fs  # noqa: B018  # connects, so that a missing library is an error here
     except ImportError as error:
         extra = EXTRAS.get(text.partition(":")[0], "storage")
         raise UserError(f"can't open {text} ({error}): pip install '.[{extra}]'") from error
     except Exception as error:
         reason = without_secrets(str(error))
         raise UserError(f"{text} is no path ({reason}): write s3://BUCKET/FOLDER") from error
-    return cast(Path, found)
+    return cast(Path, remote)
 
 
 def refuse_secrets(word: str) -> None:
     """Raise for a URL with credentials, which results, logs and errors would repeat."""
-    if (shown := without_secrets(word)) != word:
+    shown = without_secrets(word)
+    if shown != word:
         raise UserError(
             f"{shown} holds credentials, which would be written to the results: set them in the"
             " environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE,"
@@ -80,7 +81,7 @@ def is_remote(path: Path) -> "TypeGuard[Remote]": ...
 @overload
 def is_remote(path: str) -> bool: ...
 def is_remote(path: str | Path) -> bool:
-    """Whether a path, or the word for one, is on object storage.
+    """Return whether a path, or the word for one, is on object storage.
 
     >>> is_remote("s3://bucket/photos"), is_remote("photos"), is_remote(Path("s3:/photos"))
     (True, False, False)
@@ -90,7 +91,7 @@ def is_remote(path: str | Path) -> bool:
 
 @contextmanager
 def local_file(path: Path) -> Iterator[Path]:
-    """The file itself, or a temporary copy of one on object storage."""
+    """Return the file itself, or a temporary copy of one on object storage."""
     if is_remote(path):
         with TemporaryDirectory(prefix="sufficit-") as folder:
             copy = Path(folder) / f"copy{path.suffix}"
@@ -111,7 +112,7 @@ def version_of(path: Path) -> str:
 
 
 def names_in(folder: Path) -> list[str]:
-    """The names of all that is in a folder, if it exists."""
+    """Return the names of all that is in a folder, if it exists."""
     try:
         if is_remote(folder):
             return [name for name, *_ in folder.entries()]
@@ -150,6 +151,7 @@ def check_output(
         if local and folder.resolve().is_relative_to(source.resolve()):
             harm = f"--out {folder} is inside {source}, so results would be read as images"
             raise UserError(f"{harm}: choose another --out")
+    # Rights say less than a try: the disk may be read-only, or a parent no folder.
     try:
         made = [part for part in (folder, *folder.parents) if not part.exists()]
         folder.mkdir(parents=True, exist_ok=True)
@@ -164,14 +166,14 @@ def check_output(
 
 
 def _command_of(record: Path) -> str | None:
-    """The sufficit command that wrote a run.json, if it says so."""
+    """Return the sufficit command that wrote a run.json, if it says so."""
     try:
         words = str(read_json(record).get("command"))
     except (UserError, AttributeError):
         return None
     commands = "compare|demo|evaluate|explain|sanity|train-lax|train-twin"  # that write a run.json
-    found = re.match(rf"(?:sufficit|__main__\.py)\s+({commands})(?!\S)", words)  # also python -m
-    return found and found[1]
+    call = re.match(rf"(?:sufficit|__main__\.py)\s+({commands})(?!\S)", words)  # also python -m
+    return call and call[1]
 
 
 def make_folder(folder: Path) -> Path:
@@ -185,7 +187,7 @@ def make_folder(folder: Path) -> Path:
 
 
 def safe_name(name: str) -> str:
-    """The name, if it may be that of a file or folder; raise if it leads to another place.
+    """Return the name, if it may be that of a file or folder; raise if it leads to another place.
 
     >>> safe_name("011.Rusty_Blackbird")
     '011.Rusty_Blackbird'
@@ -196,7 +198,7 @@ def safe_name(name: str) -> str:
 
 
 def short_name(name: str) -> str:
-    """A name of at most 255 bytes: the middle of a longer one becomes a digest.
+    """Return a name of at most 255 bytes: the middle of a longer one becomes a digest.
 
     >>> short_name("cat.png"), len(short_name(300 * "x" + ".png"))
     ('cat.png', 215)
@@ -210,7 +212,7 @@ def short_name(name: str) -> str:
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` when the block ends without error."""
+    """Give a temporary path in the same folder, which becomes `path` if the block ends well."""
     check_local(path)
     _sweep(path.parent)
     # Machine and process, so that another process can tell whether the writer is still alive.
@@ -230,17 +232,17 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def is_unfinished(name: str) -> bool:
-    """Whether a file of this name is what `writing` leaves when the process is killed."""
+    """Return whether a file of this name is what `writing` leaves when the process is killed."""
     return _PART.fullmatch(name) is not None
 
 
 def read_json(path: Path, most: int = MOST_JSON) -> Any:
-    """The content of a JSON file; raise if it is no file, larger than `most` bytes, or no JSON."""
+    """Return the content of a JSON file; raise for one of more than `most` bytes, or no JSON."""
     return read_limited(path, most, json.loads)
 
 
 def read_limited(path: Path, most: int, parse: Callable[[bytes], T]) -> T:
-    """What `parse` makes of a file; raise if it is none, too large, or not what is expected."""
+    """Return what `parse` makes of a file; raise if it is none, too large, or of another kind."""
     try:
         if not path.is_file():
             raise FileNotFoundError("there is no such file")
@@ -261,13 +263,14 @@ def _sweep(folder: Path) -> None:
             return
         _swept.add(folder)
         for path in folder.iterdir():
-            found = _PART.fullmatch(path.name)
-            if found and found[1] == _NODE and has_ended(int(found[2])):
+            unfinished = _PART.fullmatch(path.name)
+            # A process of another machine may still be writing: nobody here can tell.
+            if unfinished and unfinished[1] == _NODE and has_ended(int(unfinished[2])):
                 path.unlink(missing_ok=True)
 
 
 def temporary_folder() -> Path:
-    """A new temporary folder; those that killed processes of this machine left are deleted."""
+    """Make a temporary folder; delete those that killed processes of this machine have left."""
     mine = f"sufficit-{_NODE}-{os.getpid()}-"
     for path in Path(gettempdir()).glob(f"sufficit-{_NODE}-*-*"):
         process = path.name.split("-")[2]
@@ -277,7 +280,7 @@ def temporary_folder() -> Path:
 
 
 def has_ended(process: int) -> bool:
-    """Whether no other process of this number is running on this machine."""
+    """Return whether no other process of this number is running on this machine."""
     try:
         if process != os.getpid():  # a file with our own number is of an earlier process
             os.kill(process, 0)

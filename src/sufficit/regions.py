@@ -52,7 +52,7 @@ class Regions:
         """Return one row per image: share, enough, and what the model says with each fill."""
         import pandas
 
-        return pandas.DataFrame([certificate_row(one) for one in self.certificates])
+        return pandas.DataFrame([certificate_row(proof) for proof in self.certificates])
 
 
 @overload
@@ -103,7 +103,7 @@ def explain(
     seed: int = 0,
     progress: bool | None = None,
 ) -> Tensor | Regions:
-    """Heatmaps of images in 0..1: [N,C,H,W] -> [N,H,W] in 0..1, on the classifier's device.
+    """Return heatmaps of images in 0..1: [N,C,H,W] -> [N,H,W] in 0..1, on the classifier's device.
 
     - `classifier`: the model that is explained; it is left as it was.
     - `images`: floats in 0..1, [N,C,H,W].
@@ -137,32 +137,33 @@ def explain(
             raise UserError(f"a fit chooses the size of each region: leave out size={size}, or fit")
         return _cut(classifier, images, targets, method, size, layer=layer, seed=seed)
     if not fit:
-        drawn = word_of(*method) if isinstance(method, tuple) else method
-        name = drawn if isinstance(drawn, str) else getattr(drawn, "__name__", "own method")
-        found = explain_all(
+        drawer = word_of(*method) if isinstance(method, tuple) else method
+        name = drawer if isinstance(drawer, str) else getattr(drawer, "__name__", "own method")
+        drawn = explain_all(
             classifier,
             images,
             targets,
-            {name: drawn},  # type: ignore[dict-item]  # refused there if it draws nothing
+            {name: drawer},  # type: ignore[dict-item]  # refused there if it draws nothing
             layer=layer,
             batch_size=batch_size,
             seed=seed,
             progress=progress,
         )
-        return found[name]
+        return drawn[name]
     check_classifier(classifier)
     check_images(images)
-    known = check_targets(targets, len(images))
+    goals = check_targets(targets, len(images))
+    # Checked before any pass: an adapter of another model, a method that finds no attention.
     inner = source_of("method", method, layer=layer, seed=seed)
     inner.check(classifier, [])
     source = Fitted(inner, fills=tuple(fills), enough=enough, name="fit", batch_size=batch_size)
     # What is usual, for an honest forecast; at most there are three times as many.
     with counting_bar("fitting", source.usual_passes * len(images), progress):
-        batch = batch_of(classifier, images.to(classifier.device), known)
+        batch = batch_of(classifier, images.to(classifier.device), goals)
         halves = _halves(batch, source, classifier.device)
         parts = in_step([_proving(classifier, source, half) for half in halves])
     heatmaps = torch.cat([part.heatmaps for part in parts])
-    return Regions(heatmaps, [one for part in parts for one in part.certificates])
+    return Regions(heatmaps, [proof for part in parts for proof in part.certificates])
 
 
 def _halves(batch: Batch, source: Fitted, device: torch.device) -> list[Batch]:
@@ -187,6 +188,7 @@ def _proving(
     return Regions(maps.at(batch.size).float(), proofs)
 
 
+# Its parameters are those of `explain` that a cut needs.
 def _cut(
     classifier: Classifier,
     images: Tensor,
@@ -197,7 +199,7 @@ def _cut(
     layer: str | None,
     seed: int,
 ) -> Tensor:
-    """Maps that mark a share of the pixels, by the order before ReLU where there is one."""
+    """Return maps that mark a share of the pixels, by the order before ReLU where there is one."""
     check_classifier(classifier)
     check_images(images)
     source = Cut(source_of("method", method, layer=layer, seed=seed), size)

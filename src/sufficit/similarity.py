@@ -58,7 +58,7 @@ def structural_similarity(first: Tensor, second: Tensor) -> Tensor:
 def region_overlap(
     first: Tensor, second: Tensor, alpha_min: float = 0.5, *, empty: float = 1.0
 ) -> Tensor:
-    """Intersection over union of the regions above alpha_min: [N,H,W] twice -> [N].
+    """Return intersection over union of the regions above alpha_min: [N,H,W] twice -> [N].
 
     `empty` is the value where both regions are empty.
 
@@ -69,8 +69,9 @@ def region_overlap(
     _check_pair(first, second)
     ours = first > alpha_min
     theirs = second > alpha_min
-    both, union = (x.sum((1, 2)).cpu().double() for x in (ours & theirs, ours | theirs))
-    return torch.where(union == 0, empty, both / union.clamp(min=1))
+    common = (ours & theirs).sum((1, 2)).cpu().double()
+    union = (ours | theirs).sum((1, 2)).cpu().double()
+    return torch.where(union == 0, empty, common / union.clamp(min=1))
 
 
 @dataclass(frozen=True)
@@ -135,7 +136,9 @@ def _ranks(maps: Tensor) -> Tensor:
 
 
 def _spearman(first: Tensor, second: Tensor) -> Tensor:
-    x, y = _ranks(first), _ranks(second)
+    """Return Pearson's correlation of the ranks: [N,H,W] twice -> [N]."""
+    x = _ranks(first)
+    y = _ranks(second)
     # Sums of squared halves are exact in float64, so that equal maps correlate to exactly 1.
     return (x * y).sum(1) / (x.square().sum(1) * y.square().sum(1)).sqrt()
 
@@ -143,7 +146,8 @@ def _spearman(first: Tensor, second: Tensor) -> Tensor:
 def _ssim(first: Tensor, second: Tensor) -> Tensor:
     """Return SSIM (Wang et al. 2004, equation 13), averaged over pixels: [N,H,W] twice -> [N]."""
     # In float64: a GPU may multiply float32 in TF32, too coarse for differences of squares.
-    x, y = _exact(first), _exact(second)
+    x = _exact(first)
+    y = _exact(second)
     down, across = (blur_matrix(side, 1.5, x.device, x.dtype) for side in x.shape[1:])
     mean_x, mean_y, square_x, square_y, product = (
         down @ maps @ across.T for maps in (x, y, x * x, y * y, x * y)
@@ -160,12 +164,14 @@ def _exact(values: Tensor) -> Tensor:
 
 
 def _in_groups(compare: Compare, first: Tensor, second: Tensor) -> Tensor:
+    """Compare a few images at a time: what is made of many maps would not fit into memory."""
     size = max(1, _GROUP_ELEMENTS // first[0].numel())
     pairs = zip(first.split(size), second.split(size), strict=True)
     return torch.cat([compare(a, b).cpu() for a, b in pairs])
 
 
 def _check_pair(first: Tensor, second: Tensor) -> None:
+    """Raise unless both are finite maps of one shape."""
     for maps in (first, second):
         if not isinstance(maps, Tensor) or maps.ndim != 3 or 0 in maps.shape:
             came = list(maps.shape) if isinstance(maps, Tensor) else type(maps).__name__
@@ -210,12 +216,12 @@ def correlations(ranked: Sequence[RankedCondition]) -> list[dict[str, Any]]:
 
     1 is the same order, -1 the reverse; NaN where either ranks all methods equally.
     """
-    found = []
+    rows = []
     for one, two in combinations(ranked, 2):
         methods = one.standing.ranking
         first = [one.standing.means[method] for method in methods]
         second = [two.standing.means[method] for method in methods]
-        found.append(
+        rows.append(
             {
                 "first": one.key,
                 "second": two.key,
@@ -223,7 +229,7 @@ def correlations(ranked: Sequence[RankedCondition]) -> list[dict[str, Any]]:
                 "kendall": kendall(first, second),
             }
         )
-    return found
+    return rows
 
 
 def spearman(one: npt.ArrayLike, two: npt.ArrayLike) -> float:
@@ -232,8 +238,12 @@ def spearman(one: npt.ArrayLike, two: npt.ArrayLike) -> float:
     >>> spearman([1, 2, 3, 4], [1, 3, 2, 4])
     0.8
     """
-    maps = (torch.tensor(np.asarray(v, np.float64)).nan_to_num(-torch.inf) for v in (one, two))
-    return round(_spearman(*(values[None, None] for values in maps)).item(), 12)
+
+    def as_map(values: npt.ArrayLike) -> Tensor:
+        # A method without a value ranks last.
+        return torch.tensor(np.asarray(values, np.float64)).nan_to_num(-torch.inf)[None, None]
+
+    return round(_spearman(as_map(one), as_map(two)).item(), 12)
 
 
 def kendall(one: npt.ArrayLike, two: npt.ArrayLike) -> float:
@@ -244,7 +254,8 @@ def kendall(one: npt.ArrayLike, two: npt.ArrayLike) -> float:
     """
     from scipy.stats import kendalltau  # slow to import
 
-    first, second = np.asarray(one, np.float64), np.asarray(two, np.float64)
+    first = np.asarray(one, np.float64)
+    second = np.asarray(two, np.float64)
     if len(first) < 2:  # scipy warns
         return float("nan")
     return round(float(kendalltau(first, second).statistic), 12)
@@ -257,16 +268,17 @@ def lost_leads(first: Standing, other: Standing) -> dict[str, list[str]]:
     A over B is a significant difference. It survives if A is significantly better there too. Both
     tests are Holm-corrected for all pairs of methods of their condition.
     """
-    found = {}
+    lost = {}
     for method in first.ranking:
-        behind = [one for one in first.ranking if first.beats(method, one)]
-        turned = [one for one in behind if other.beats(one, method)]
-        gone = [one for one in behind if one not in turned and not other.beats(method, one)]
-        if lost := [*turned, *gone]:
-            found[method] = lost
-    return found
+        behind = [rival for rival in first.ranking if first.beats(method, rival)]
+        turned = [rival for rival in behind if other.beats(rival, method)]
+        gone = [rival for rival in behind if not other.beats(method, rival)]
+        leads = [*turned, *(rival for rival in gone if rival not in turned)]
+        if leads:
+            lost[method] = leads
+    return lost
 
 
 def best_changes(first: Standing, other: Standing) -> bool:
-    """Whether another method is best there, and significantly better than the first's best."""
+    """Return whether another method is best there, significantly better than the first's best."""
     return first.best in other.means and other.beats(other.best, first.best)

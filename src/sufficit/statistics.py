@@ -51,16 +51,23 @@ def estimates_of(
     names = [*directions]
     values, counts = sums.groups(names)
     low, high = moments(values, counts).interval((chance or Chance(sums.seed)).level)
+    means = sums.means(names)
+    # A limit never cuts off the mean itself, which rounding may have put past it.
     if limits is not None and names:
-        means = sums.means(names)
         ends = np.array([limits(name) for name in names]).T
         low = np.maximum(low, np.minimum(ends[0], means))
         high = np.minimum(high, np.maximum(ends[1], means))
-    known = counts.sum(axis=0)
-    parts = (sums.means(names), low, high, known, sums.n - known)
-    found = zip(names, *(part.tolist() for part in parts), strict=True)
+    n = counts.sum(axis=0)
     return {
-        name: Estimate(mean, a, b, n, nan, directions[name]) for name, mean, a, b, n, nan in found
+        name: Estimate(
+            mean=float(means[k]),
+            low=float(low[k]),
+            high=float(high[k]),
+            n=int(n[k]),
+            n_nan=sums.n - int(n[k]),
+            higher_is_better=directions[name],
+        )
+        for k, name in enumerate(names)
     }
 
 
@@ -103,16 +110,17 @@ def sign_flips(sums: Floats, *, draws: int = DRAWS, seed: int = 0) -> list[tuple
     moved = [column[(column != 0) & ~np.isnan(column)] for column in sums.T]
     many = [k for k, values in enumerate(moved) if len(values) > ENUMERATED]
     totals = dict(zip(many, _random_totals([moved[k] for k in many], draws, seed), strict=True))
-    found = []
+    tests = []
     for k, values in enumerate(moved):
         # Sums that are equal but for rounding count as equal.
         far = abs(values.sum()) - 1e-12 * np.abs(values).sum()
         if k in totals:
             hits = int((np.abs(totals[k]) >= far).sum())
-            found.append(((1 + hits) / (1 + draws), False))
+            # The pattern that was observed counts as one of the draws: p is never 0.
+            tests.append(((1 + hits) / (1 + draws), False))
         else:
-            found.append((float((np.abs(_signed_sums(values)) >= far).mean()), True))
-    return found
+            tests.append((float((np.abs(_signed_sums(values)) >= far).mean()), True))
+    return tests
 
 
 def _random_totals(columns: Sequence[Floats], draws: int, seed: int) -> list[Floats]:
@@ -123,14 +131,16 @@ def _random_totals(columns: Sequence[Floats], draws: int, seed: int) -> list[Flo
     values = np.zeros((-(-longest // 8) * 8, len(columns)))
     for k, column in enumerate(columns):
         values[: len(column), k] = column
-    random, negative = np.random.default_rng(seed), np.zeros((draws, len(columns)))
+    random = np.random.default_rng(seed)
+    negative = np.zeros((draws, len(columns)))
     for start in range(0, len(values), 64):
-        some = values[start : start + 64]
+        rows = values[start : start + 64]
         # One random byte per draw has the signs of eight values.
         drawn = np.stack(
-            [np.frombuffer(random.bytes(draws), np.uint8) for _ in range(len(some) // 8)], axis=1
+            [np.frombuffer(random.bytes(draws), np.uint8) for _ in range(len(rows) // 8)], axis=1
         )
-        negative += np.unpackbits(drawn, axis=1, bitorder="little").astype(np.float64) @ some
+        negative += np.unpackbits(drawn, axis=1, bitorder="little").astype(np.float64) @ rows
+    # Those with a minus are subtracted twice from the sum of all.
     return [*(values.sum(axis=0) - 2 * negative).T]
 
 
@@ -140,6 +150,7 @@ def holm(p_values: Floats) -> Floats:
     >>> holm(np.array([0.04, 0.01, 0.03])).tolist()
     [0.06, 0.03, 0.06]
     """
+    # The smallest p times all tests, the next times one fewer, and never below one before it.
     order = np.argsort(p_values, kind="stable")
     steps = p_values[order] * np.arange(len(p_values), 0, -1)
     corrected = np.empty_like(p_values)
@@ -191,8 +202,8 @@ class Standing:
     def pair(self, one: str, two: str) -> Pair | None:
         """Return the test of two of them; None where they have no image in common."""
         names = {one, two}
-        found = (pair for pair in self.pairs if {pair.first, pair.second} == names and pair.n)
-        return next(found, None)
+        tests = (pair for pair in self.pairs if {pair.first, pair.second} == names and pair.n)
+        return next(tests, None)
 
     def beats(self, one: str, two: str) -> bool:
         """Return whether one is significantly better than the other."""
@@ -216,8 +227,9 @@ class Standing:
     def leader(self) -> str:
         """The highest mean of all, lowest where that is better: a method, or a control."""
         sign = -1 if self.higher_is_better else 1
-        known = [one for one in (*self.ranking, *self.controls) if not np.isnan(self.means[one])]
-        return min(known, key=lambda one: sign * self.means[one], default=self.best)
+        every = (*self.ranking, *self.controls)
+        scored = [name for name in every if not np.isnan(self.means[name])]
+        return min(scored, key=lambda name: sign * self.means[name], default=self.best)
 
     def among(self, methods: Collection[str], controls: Collection[str]) -> "Standing":
         """Return the standing of one or more of the methods, by the same tests.
@@ -259,20 +271,30 @@ def compare_values(
 ) -> Standing:
     """Rank methods by one value per image, NaN where there is none: {method: [N]}.
 
-    `controls` are tested against the methods and not ranked.
+    - values: one value per image of each method, NaN where there is none.
+    - column: what the values are, for tables.
+    - higher_is_better: whether the highest mean is the best.
+    - controls: methods that are tested against the others and not ranked.
+    - seed: of random sign patterns.
+    - draws: random sign patterns, where there are too many to try all.
 
     >>> standing = compare_values({"a": [0.5, 0.7, 0.6], "b": [0.1, 0.4, 0.3]})
     >>> standing.best, standing.not_different, standing.pairs[0].p   # three images are too few
     ('a', ('b',), 0.25)
     """
-    columns = {method: np.asarray(found, dtype=np.float64) for method, found in values.items()}
+    columns = {method: np.asarray(scores, dtype=np.float64) for method, scores in values.items()}
     check_values(columns)
-    if outside := [name for name in controls if name not in columns]:
+    outside = [name for name in controls if name not in columns]
+    if outside:
         raise unknown("method", outside[0], columns)
-    sums, chance = sums_of(with_pairs(columns), seed=seed), Chance(seed, draws)
-    methods = [name for name in columns if name not in controls]
-    given = (sums, methods, column, chance, controls)
-    return standing_of(*given, higher_is_better=higher_is_better)
+    return standing_of(
+        sums_of(with_pairs(columns), seed=seed),
+        [name for name in columns if name not in controls],
+        column,
+        Chance(seed, draws),
+        controls,
+        higher_is_better=higher_is_better,
+    )
 
 
 def standing_of(
@@ -289,11 +311,13 @@ def standing_of(
     P-values are corrected within families. The pairs of methods are one: which method is best? The
     pairs of each control with every method are another: which methods beat this control?
     """
-    chance, sign = chance or Chance(sums.seed), -1 if higher_is_better else 1
+    chance = chance or Chance(sums.seed)
+    sign = -1 if higher_is_better else 1
     names = [*methods, *controls]
-    known = dict(zip(names, sums.means(names).tolist(), strict=True))
-    order = sorted(known, key=lambda name: np.nan_to_num(sign * known[name], nan=np.inf))
-    means = {name: known[name] for name in order}
+    mean_of = dict(zip(names, sums.means(names).tolist(), strict=True))
+    # Methods without any value are last.
+    order = sorted(mean_of, key=lambda name: np.nan_to_num(sign * mean_of[name], nan=np.inf))
+    means = {name: mean_of[name] for name in order}
     ranking = tuple(name for name in order if name in methods)
     last = tuple(name for name in order if name not in methods)
     couples = [*combinations(ranking, 2)]
@@ -326,14 +350,14 @@ def _not_different(
     return tuple(pair.second for pair in own if pair.n and pair.p_corrected >= chance.level)
 
 
-def check_equal(what: str, found: Mapping[str, object]) -> None:
+def check_equal(what: str, values: Mapping[str, object]) -> None:
     """Raise unless all methods have the same value of something."""
-    first, *others = found
+    first, *others = values
     for other in others:
-        if found[other] != found[first]:
+        if values[other] != values[first]:
             raise UserError(
                 "methods to compare must be scored on the same images in the same way:"
-                f" {what} is {found[first]!r} for {first} and {found[other]!r} for {other};"
+                f" {what} is {values[first]!r} for {first} and {values[other]!r} for {other};"
                 " score them alike"
             )
 
@@ -342,17 +366,17 @@ def check_values(values: Mapping[str, Floats]) -> None:
     """Raise unless all methods have one finite value or NaN per image, for as many images."""
     if not values:
         raise UserError("got no methods to compare: pass one or more as {method: scores}")
-    for method, found in values.items():
-        if found.ndim != 1 or not len(found):
+    for method, scores in values.items():
+        if scores.ndim != 1 or not len(scores):
             raise UserError(
-                f"values to compare must be [N], one per image, got {list(found.shape)} for"
+                f"values to compare must be [N], one per image, got {list(scores.shape)} for"
                 f" {method}: pass a flat list"
             )
-        if np.isinf(found).any():
+        if np.isinf(scores).any():
             raise UserError(
                 f"values to compare must be finite or NaN, got inf for {method}: use NaN instead"
             )
-    check_equal("number of images", {method: len(found) for method, found in values.items()})
+    check_equal("number of images", {method: len(scores) for method, scores in values.items()})
 
 
 def _pairs_of(
@@ -361,26 +385,34 @@ def _pairs_of(
     """Return the tests of some pairs, each of a family."""
     if not couples:
         return ()
-    known = [pair if pair in sums.columns else pair[::-1] for pair in couples]
-    differences, counts = sums.groups(known)
+    # Sums hold each difference one way round; the other way it has the other sign.
+    stored = [pair if pair in sums.columns else pair[::-1] for pair in couples]
+    differences, counts = sums.groups(stored)
     differences *= [1.0 if pair in sums.columns else -1.0 for pair in couples]
-    found = moments(differences, counts)
-    low, high = found.interval(chance.level)
+    moment = moments(differences, counts)
+    low, high = moment.interval(chance.level)
     flips = sign_flips(differences, draws=chance.draws, seed=chance.seed)
-    p_values = np.fmax([p for p, _ in flips], found.p_values())
-    exact = [whole for _, whole in flips]
+    p_values = np.fmax([p for p, _ in flips], moment.p_values())
     corrected = np.empty_like(p_values)
     for family in {*families}:
-        own = [k for k, one in enumerate(families) if one == family]
+        own = [k for k, name in enumerate(families) if name == family]
         corrected[own] = holm(p_values[own])
-    parts = (p_values, corrected, low, high, found.means, counts.sum(axis=0))
-    pairs = []
-    for (one, two), whole, *values in zip(
-        couples, exact, *(p.tolist() for p in parts), strict=True
-    ):
-        p, p_corrected, a, b, mean, n = values
-        pairs.append(Pair(one, two, mean, a, b, p, p_corrected, n, sums.n - n, whole))
-    return tuple(pairs)
+    n = counts.sum(axis=0)
+    return tuple(
+        Pair(
+            first=first,
+            second=second,
+            difference=float(moment.means[k]),
+            low=float(low[k]),
+            high=float(high[k]),
+            p=float(p_values[k]),
+            p_corrected=float(corrected[k]),
+            n=int(n[k]),
+            n_nan=sums.n - int(n[k]),
+            exact=flips[k][1],
+        )
+        for k, (first, second) in enumerate(couples)
+    )
 
 
 def _signed_sums(values: Floats) -> Floats:

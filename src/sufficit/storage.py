@@ -34,79 +34,81 @@ class RemotePath(ProxyUPath):
     __slots__ = ()
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        """Whether there is an object of this name, or one below it."""
+        """Return whether there is an object of this name, or one below it."""
         return self._kind() is not None
 
     def is_file(self) -> bool:
-        """Whether there is an object of this name."""
+        """Return whether there is an object of this name."""
         return self._kind() == "file"
 
     def is_dir(self) -> bool:
-        """Whether there are objects below this name."""
+        """Return whether there are objects below this name."""
         return self._kind() == "directory"
 
     def _kind(self) -> str | None:
+        """Return file or directory; None if there is nothing of this name."""
         with suppress(FileNotFoundError), _reaching(self):
             return str(self.fs.info(self.path)["type"])
         return None
 
     def lacks_bucket(self) -> bool:
-        """Whether the server says that there is no such bucket."""
+        """Return whether the server says that there is no such bucket."""
         with suppress(GoneError), _reaching(self):
             return self.protocol in BUCKETS and not self.fs.exists(self.path.partition("/")[0])
         return False
 
     def stat(self, *, follow_symlinks: bool = True) -> Any:
-        """Size and time of an object."""
+        """Return size and time of an object."""
         with _reaching(self):
             return super().stat()
 
     def iterdir(self) -> Iterator["RemotePath"]:
-        """What is in this folder; it is listed at once."""
+        """Return what is in this folder; it is listed at once."""
         return iter([self / name for name, *_ in self.entries()])
 
     def entries(self) -> Iterator[tuple[str, str, int, str]]:
         """Name, kind (file or directory), bytes (-1: unknown) and version of all in this folder."""
         with _reaching(self):
             self.fs.invalidate_cache(self.path)  # hf:// keeps one
-            found = self.fs.ls(self.path, detail=True)
-        for one in found:
-            path = str(one["name"]).rstrip("/")
-            size = one.get("size")
+            listed = self.fs.ls(self.path, detail=True)
+        for facts in listed:
+            path = str(facts["name"]).rstrip("/")
+            size = facts.get("size")
             if path != self.path.rstrip("/"):  # the folder itself, or one without a name
                 name = path.rpartition("/")[2]
-                kind = str(one["type"])
-                yield name, kind, -1 if size is None else int(size), _version(one)
+                kind = str(facts["type"])
+                yield name, kind, -1 if size is None else int(size), _version(facts)
 
     def version(self) -> str:
-        """What changes when the object is written again; "" if that is unknown."""
+        """Return what changes when the object is written again; "" if that is unknown."""
         with suppress(FileNotFoundError), _reaching(self):
             return _version(self.fs.info(self.path))
         return ""
 
     def glob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:
-        """What matches in this folder; it is listed at once."""
+        """Return what matches in this folder; it is listed at once."""
+        # A folder's own name may hold signs of a pattern, such as [1].
         top = self.path.rstrip("/") + "/"
         with _reaching(self):
-            found = self.fs.glob(escape(top) + pattern)
-        return iter([self / str(path).removeprefix(top) for path in found])
+            paths = self.fs.glob(escape(top) + pattern)
+        return iter([self / str(path).removeprefix(top) for path in paths])
 
     def rglob(self, pattern: str, **_: Any) -> Iterator["RemotePath"]:
-        """What matches anywhere below this folder; it is listed at once."""
+        """Return what matches anywhere below this folder; it is listed at once."""
         return self.glob(f"**/{pattern}")
 
     def open(self, mode: str = "r", buffering: int = BUFFER, **_: Any) -> IO[Any]:  # type: ignore[override]  # for reading only
-        """The object as a file of bytes, read by ranges."""
+        """Return the object as a file of bytes, read by ranges."""
         if mode != "rb":
             raise ValueError(f"objects are opened with mode 'rb', got {mode!r}")
         return io.BufferedReader(_Ranges(self, self.stat().st_size), buffering)
 
     def read_bytes(self) -> bytes:
-        """The whole object, in one request."""
+        """Return the whole object, in one request."""
         return self.read_object()
 
     def read_object(self, version: str = "") -> bytes:
-        """The whole object, in one request; raise if it has another version by now."""
+        """Return the whole object, in one request; raise if it has another version by now."""
         if version and self.protocol in S3:
             return self._read_s3(IfMatch=version)
         once = {"max_concurrency": 1} if self.protocol.startswith("s3") else {}  # else HEAD first
@@ -114,7 +116,7 @@ class RemotePath(ProxyUPath):
             return cast(bytes, self.fs.cat_file(self.path, **once))
 
     def read_range(self, start: int, end: int, version: str = "") -> bytes:
-        """Some bytes of the object, in one request; raise if it has another version by now."""
+        """Return some bytes of the object, in one request; raise if it has changed by now."""
         if version and self.protocol in S3:
             return self._read_s3(IfMatch=version, Range=f"bytes={start}-{end - 1}")
         exactly = {"cache_type": "none"} if self.protocol == "hf" else {}  # else 5 MB more
@@ -122,7 +124,7 @@ class RemotePath(ProxyUPath):
             return cast(bytes, self.fs.cat_file(self.path, start=start, end=end, **exactly))
 
     def _read_s3(self, **conditions: str) -> bytes:
-        """The bytes that S3 returns under these conditions, which s3fs does not pass on."""
+        """Return the bytes that S3 returns under these conditions, which s3fs does not pass on."""
         from botocore.exceptions import ClientError
         from fsspec.asyn import sync
 
@@ -150,6 +152,7 @@ class RemotePath(ProxyUPath):
 
 
 def _version(facts: Mapping[str, Any]) -> str:
+    """Return what a listing says of an object that changes when it is written again."""
     return next((str(facts[name]) for name in VERSIONS if facts.get(name)), "")
 
 

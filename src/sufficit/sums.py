@@ -2,7 +2,7 @@
 
 Sums do not grow with the number of images. The interval of a mean is Student's t, widened on the
 side of the longer tail by Hall's correction for skewness; that of a ratio is Fieller's.
-docs/statistics.md has what was measured of them, of the bootstrap's, and of the tests.
+benchmarks/README.md has what was measured of them, of the bootstrap's, and of the tests.
 """
 
 from collections.abc import Mapping, Sequence
@@ -44,9 +44,9 @@ class Sums:
         places = np.asarray(numbers, np.int64)
         rows = np.stack(columns, axis=1)
         for start in range(0, len(rows), GROUPS):  # what is made of them does not grow either
-            some = slice(start, start + GROUPS)
-            self.n += len(rows[some])
-            self._single.append((places[some], rows[some]))
+            part = slice(start, start + GROUPS)
+            self.n += len(rows[part])
+            self._single.append((places[part], rows[part]))
             if self.n > GROUPS:
                 self._many()
 
@@ -81,27 +81,29 @@ class Sums:
             self._sums = np.zeros(shape)
             self._counts = np.zeros(shape, np.int64)
         for numbers, rows in self._single:
+            # The number of the image, not its place in the call, decides: any order gives the same.
             groups = (_mixed(numbers.astype(np.uint64) ^ key) % GROUPS).astype(np.int64)
             places = (groups[:, None] * shape[1] + np.arange(shape[1])).ravel()
-            known = ~np.isnan(rows)
-            np.add.at(self._sums.reshape(-1), places, np.where(known, rows, 0.0).ravel())
-            np.add.at(self._counts.reshape(-1), places, known.ravel().astype(np.int64))
+            there = ~np.isnan(rows)
+            # Not `+=` at an index: of images that share a group it would add one alone.
+            np.add.at(self._sums.reshape(-1), places, np.where(there, rows, 0.0).ravel())
+            np.add.at(self._counts.reshape(-1), places, there.ravel().astype(np.int64))
         self._single.clear()
 
 
 def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     """Return a hash of each number (splitmix64): [n] -> [n]."""
-    found = numbers + np.uint64(0x9E3779B97F4A7C15)
-    found = (found ^ (found >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    found = (found ^ (found >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return found ^ (found >> np.uint64(31))
+    state = numbers + np.uint64(0x9E3779B97F4A7C15)
+    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return state ^ (state >> np.uint64(31))
 
 
 def sums_of(columns: Mapping[Any, Floats], *, seed: int = 0) -> Sums:
     """Return the sums of columns in memory: each [N]."""
-    found = Sums([*columns], seed=seed)
-    found.add(np.arange(len(next(iter(columns.values())))), columns)
-    return found
+    sums = Sums([*columns], seed=seed)
+    sums.add(np.arange(len(next(iter(columns.values())))), columns)
+    return sums
 
 
 def both(own: Floats, chance: Floats) -> dict[str, Floats]:
@@ -112,10 +114,10 @@ def both(own: Floats, chance: Floats) -> dict[str, Floats]:
 
 def with_pairs(columns: Mapping[str, Floats]) -> dict[Any, Floats]:
     """Return the columns of methods, and the difference of every pair, which a standing needs."""
-    found: dict[Any, Floats] = {**columns}
-    return found | {
+    differences: dict[Any, Floats] = {
         (one, two): columns[one] - columns[two] for one, two in combinations(columns, 2)
     }
+    return {**columns} | differences
 
 
 LEVEL = 0.05  # of significance, and outside an interval
@@ -132,7 +134,7 @@ def few_images(n: int) -> str | None:
     """
     if n >= FEW:
         return None
-    # Rarer events are missing from more than 5 % of such samples.
+    # Rarer events are missing from more than 5 % of such samples: (1 - 1 / rarest)^n = 5 %.
     rarest = max(2, 1 / (1 - LEVEL ** (1 / n)))
     return (
         f"Only {n} image{'s' if n > 1 else ''}: with fewer than {FEW}, 95 % intervals of skewed"
@@ -207,7 +209,9 @@ def ratio_interval(values: Floats, counts: Counts, level: float) -> tuple[float,
     first, second = values.sum(axis=0) / n
     rest = values - counts * [first, second]
     spread = rest.T @ rest * groups / (groups - 1) / n**2 * _quantile(groups, level) ** 2
-    start, end = (mean**2 - own for mean, own in zip((first, second), np.diag(spread), strict=True))
+    # The ends are the roots of a quadratic in r; `reach` is the numerator of the upper one.
+    start = first**2 - spread[0, 0]
+    end = second**2 - spread[1, 1]
     half = first * second - spread[0, 1]
     reach = half + np.sqrt(max(half**2 - end * start, 0.0))
     with np.errstate(divide="ignore"):
@@ -219,13 +223,14 @@ def _quantile(groups: Counts | int, level: float) -> Floats:
     """Return how many standard errors an interval of Student's t reaches; NaN for one group."""
     from scipy.special import stdtrit
 
-    found: Floats = stdtrit(np.asarray(groups, np.float64) - 1, 1 - level / 2)
-    return found
+    quantile: Floats = stdtrit(np.asarray(groups, np.float64) - 1, 1 - level / 2)
+    return quantile
 
 
 def _skewed(t: Floats, k: Floats) -> Floats:
     """Return the t statistic that Hall's transformation (1992) takes to t; k is skew / sqrt(n)."""
     small = np.abs(k) < 1e-5
     safe = np.where(small, 1.0, k)
-    found: Floats = 3 / safe * (np.cbrt(1 + safe * (t - safe / 6)) - 1)
-    return np.where(small, t - k / 6 - k * t**2 / 3, found)
+    inverse: Floats = 3 / safe * (np.cbrt(1 + safe * (t - safe / 6)) - 1)
+    # The first terms of its series, where the difference above would lose all digits.
+    return np.where(small, t - k / 6 - k * t**2 / 3, inverse)

@@ -35,7 +35,7 @@ from sufficit.metrics.columns import (
 )
 from sufficit.metrics.leakage import TENSORS, Leak, LeakMeter, Pool, checked, checked_pool
 from sufficit.metrics.localization import checked_truth
-from sufficit.metrics.metric import AnyMetric, Schedule
+from sufficit.metrics.metric import AnyMetric, CellMetric, MapMetric, Metric, Schedule
 from sufficit.metrics.pooled import halves_of
 from sufficit.metrics.scores import Scores
 from sufficit.perturbation.fills import check_fill_name
@@ -70,12 +70,12 @@ class _RowMetric(TorchMetric):
             self._before = 0
 
     def _numbers(self, images: Tensor) -> range:
-        """The numbers of a batch's images among all that this process has seen."""
+        """Return the numbers of a batch's images among all that this process has seen."""
         first = self._before + sum(len(part) for part in self.calls)
         return range(first, first + len(images))
 
     def _names(self, images: Tensor) -> list[str]:
-        """The names of images without any: their numbers, after the rank of several processes."""
+        """Return names for images without any: their numbers, in several processes after a rank."""
         several = distributed.is_available() and distributed.is_initialized()
         rank = f"{distributed.get_rank()}/" if several else ""
         return [f"{rank}{number}" for number in self._numbers(images)]
@@ -87,10 +87,11 @@ class _RowMetric(TorchMetric):
         every: list[Any] = [None] * distributed.get_world_size(group)
         distributed.all_gather_object(every, own, group)
         for name in self.rows:
-            found = [part.to(self.device) for one in every for part in one[name]]
-            setattr(self, name, found)
+            parts = [part.to(self.device) for states in every for part in states[name]]
+            setattr(self, name, parts)
 
     def _add_states(self, names: Sequence[str], *settings: object) -> None:
+        """Declare the states with a row per image, and one that tells the settings apart."""
         self.rows = tuple(names)
         for name in names:
             self.add_state(name, default=[], dist_reduce_fx="cat")
@@ -99,9 +100,10 @@ class _RowMetric(TorchMetric):
         key = torch.tensor(zlib.crc32(repr(settings).encode()))
         self.add_state("setting", key, dist_reduce_fx="max")
 
-    def _add_rows(self, found: Mapping[str, Tensor]) -> None:
+    def _add_rows(self, rows: Mapping[str, Tensor]) -> None:
+        """Append the rows of a batch to the states."""
         for name in self.rows:
-            getattr(self, name).append(found[name].to(self.device))
+            getattr(self, name).append(rows[name].to(self.device))
 
     def _joined(self) -> dict[str, Tensor]:
         """Return each state with the rows of all updates joined, on the CPU."""
@@ -115,13 +117,22 @@ class _RowMetric(TorchMetric):
 class Evaluation(_RowMetric):
     """All eleven columns in one pass: `compute` returns their means, `scores` one value per image.
 
-    `columns` names others, as in `evaluate`. `metrics` adds your own columns: {name: Metric}.
-    `calls` limits the masks asked per image, drawn by the seed. With `truth=True`, `update` takes
-    the truth and its columns are added.
-
-    With `alpha_min="search"` each batch is asked the masks of all `alphas`, and the columns are
-    those of the best one. `evaluate` asks in two passes: where `calls` limits the masks as well, it
-    draws other ones.
+    - classifier: the model that is asked; it is left as it was.
+    - alpha_min: pixels at or above it are marked. With "search" each batch is asked the masks of
+      all `alphas`, and the columns are those of the best one. `evaluate` asks in two passes: where
+      `calls` limits the masks as well, it draws other ones.
+    - score: what a masked image scores: "accuracy" or "confidence".
+    - fill: what hidden pixels become: a name or a tensor.
+    - value_step: of the curves over pixel values.
+    - percent_step: of the curves over shares of the pixels, a share too.
+    - batch_size: masked images per forward pass; chosen for the device if left out.
+    - alphas: what alpha_min="search" tries.
+    - columns: names of other columns, as in `evaluate`.
+    - metrics: your own columns, {name: Metric}.
+    - calls: masks per image, drawn by the seed; "exact" asks all of them.
+    - seed: of what is drawn.
+    - truth: whether `update` takes the truth, whose columns are added.
+    - kwargs: go to torchmetrics' Metric.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = MSI(Classifier(model), alpha_min=0.4)
@@ -159,8 +170,17 @@ class Evaluation(_RowMetric):
         self.own = check_metrics(metrics)
         self.most = calls_from(calls)
         self.seed = seed
+        # A subclass names its columns; those of the user are added to them.
         named = (*self.columns, *self.own) if columns is None else columns
         wanted = metrics_named(named, self.own, truth=truth, sampled=self.most is not None)
+        kinds = Metric | MapMetric | CellMetric
+        others = [name for name, one in wanted.items() if not isinstance(one, kinds)]
+        others += [name for name, one in wanted.items() if isinstance(one, Metric) and one.fill]
+        if others:
+            raise UserError(
+                f"{others[0]} is no column of the torchmetrics classes: score it with evaluate or"
+                " compare"
+            )
         self.wanted = tuple(wanted)
         self.is_searching = alpha_min == "search"
         if self.is_searching and MSI_COLUMN not in wanted:
@@ -171,12 +191,21 @@ class Evaluation(_RowMetric):
         scoring = self._scoring(self.schedules[0])
         self.parts = ROWS if self._bands.drawing is None else (*ROWS, "drawn")
         others = [*map(_cell_state, scoring.cells), *map(_map_state, scoring.maps)]
-        settings = (self.wanted, self.own, self.schedules, self.most, seed, fill, id(classifier))
-        self._add_states([*self.parts, "half", *others], *settings)
+        self._add_states(
+            [*self.parts, "half", *others],
+            self.wanted,
+            self.own,
+            self.schedules,
+            self.most,
+            seed,
+            fill,
+            id(classifier),
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out the probe of bands, which is made again: formulas cannot be pickled."""
-        return {name: one for name, one in super().__getstate__().items() if name != "_bands"}
+        state: dict[str, Any] = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_bands"}
 
     def update(
         self,
@@ -192,28 +221,29 @@ class Evaluation(_RowMetric):
         image among those of this process, and in one of several processes its rank as well.
         """
         check_classifier(self.classifier)
-        known = checked(images, heatmaps, targets)
-        if self.classifier.score is not None and known is not None:
+        goals = checked(images, heatmaps, targets)
+        if self.classifier.score is not None and goals is not None:
             raise UserError("a score of your own has no classes: leave out targets")
         check_names(names, len(images))
         check_asked(self.asked, images)
         first = self._scoring(self.schedules[0])
-        if truth is None and any(one.needs_truth for one in first.maps.values()):
+        if truth is None and any(metric.needs_truth for metric in first.maps.values()):
             raise UserError("the metric compares with a truth: give update(..., truth=masks)")
         batch = batch_of(
             self.classifier,
             images,
-            known,
+            goals,
             names=names or self._names(images),
             truth=checked_truth(truth, heatmaps),
             batch_size=self.asked.batch_size,
         )
-        said = self._bands.answers(batch, {ONE: heatmaps})
-        found = {name: getattr(said, name) for name in self.parts}
-        found["half"] = torch.from_numpy(halves_of(batch.names, self.seed))
-        found |= self._cell_rows(batch, heatmaps)
-        found |= self._map_rows(batch, heatmaps)
-        self._add_rows(found)
+        answers = self._bands.answers(batch, {ONE: heatmaps})
+        rows = {name: getattr(answers, name) for name in self.parts}
+        # One half of the images chooses the share at which the other half is scored by rank.
+        rows["half"] = torch.from_numpy(halves_of(batch.names, self.seed))
+        rows |= self._cell_rows(batch, heatmaps)
+        rows |= self._map_rows(batch, heatmaps)
+        self._add_rows(rows)
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean of each column, and alpha_min if it was searched for."""
@@ -226,6 +256,7 @@ class Evaluation(_RowMetric):
     def scores(self) -> Scores:
         """Return what `evaluate` returns for the images this process has seen so far."""
         rows = self._joined()
+        # Bands of every alpha_min were asked, so that the best one needs no second pass.
         answers = self._bands.kept({name: rows[name] for name in self.parts})
         search = search_of(answers, self.schedules) if self.is_searching else None
         alphas = [schedule.alpha_min for schedule in self.schedules]
@@ -234,11 +265,11 @@ class Evaluation(_RowMetric):
         scoring = self._scoring(self.schedules[place])
         probes = self._probes(scoring)
         model = AskedModel(self.asked)
-        found = answers.by_piece(band_probe(scoring, model, scoring.columns).values)
-        found |= {name: rows[_cell_state(name)] for name in scoring.cells}
-        found |= {name: rows[_map_state(name)][:, place] for name in scoring.maps}
-        columns = settled(found, rows["half"].numpy())
-        headings = {name: one for probe in probes for name, one in probe.headings.items()}
+        values = answers.by_piece(band_probe(scoring, model, scoring.columns).values)
+        values |= {name: rows[_cell_state(name)] for name in scoring.cells}
+        values |= {name: rows[_map_state(name)][:, place] for name in scoring.maps}
+        columns = settled(values, rows["half"].numpy())
+        headings = {name: heading for probe in probes for name, heading in probe.headings.items()}
         shared = sum(probe.calls_once for probe in probes) + self._bands.counts_whole
         return Scores(
             answers=answers,
@@ -250,12 +281,14 @@ class Evaluation(_RowMetric):
         )
 
     def _scoring(self, schedule: Schedule) -> Scoring:
+        """Return what is scored, at one alpha_min."""
         metrics = {
             name: self.own[name] if name in self.own else METRICS[name] for name in self.wanted
         }
         return Scoring(metrics, schedule, self.most, self.seed)
 
     def _probes(self, scoring: Scoring) -> list[Probe]:
+        """Return the probes of the columns, with which no curves are kept."""
         return column_probes(scoring, [AskedModel(self.asked)], curves=False, keeps=False)
 
     @cached_property
@@ -264,32 +297,37 @@ class Evaluation(_RowMetric):
         scoring = self._scoring(self.schedules[0])
         columns = [replace(column, schedules=self.schedules) for column in scoring.columns]
         probe = band_probe(scoring, AskedModel(self.asked), columns)
+        # The whole image is a call of its own only where masks are asked at all.
         return replace(probe, counts_whole=bool(columns))
 
     def _cell_rows(self, batch: Batch, heatmaps: Tensor) -> dict[str, Tensor]:
-        """The columns of image masks: each [N]."""
+        """Return the columns of image masks: each [N]."""
         scoring = self._scoring(self.schedules[0])
-        found: dict[str, Tensor] = {}
+        rows: dict[str, Tensor] = {}
         for probe in self._probes(scoring):
             if isinstance(probe, CellProbe):
                 values = probe(batch, {ONE: heatmaps})[ONE]
-                found |= {_cell_state(name): values[name] for name in scoring.cells}
-        return found
+                rows |= {_cell_state(name): values[name] for name in scoring.cells}
+        return rows
 
     def _map_rows(self, batch: Batch, heatmaps: Tensor) -> dict[str, Tensor]:
-        """The columns of the heatmap alone, at every alpha_min: each [N,A]."""
+        """Return the columns of the heatmap alone, at every alpha_min: each [N,A]."""
         metrics = self._scoring(self.schedules[0]).maps
-        values = [
+        by_alpha = [
             MapProbe(metrics, schedule)(batch, {ONE: heatmaps})[ONE] for schedule in self.schedules
         ]
-        return {_map_state(name): torch.stack([one[name] for one in values], 1) for name in metrics}
+        return {
+            _map_state(name): torch.stack([rows[name] for rows in by_alpha], 1) for name in metrics
+        }
 
 
 def _cell_state(column: str) -> str:
+    """Return the name of the state of a column of image masks."""
     return f"cell_{column}"
 
 
 def _map_state(column: str) -> str:
+    """Return the name of the state of a column of the heatmap alone."""
     return f"map_{column}"
 
 
@@ -315,9 +353,18 @@ class Fidelity(Evaluation):
 class Leakage(_RowMetric):
     """The leak: `compute` returns the means of its columns and the ratio of leak to chance.
 
-    Donors, and the masks behind the chance level, come from the batch of each update, or from a
-    given pool. A batch of one class has no donors: its images have NaN in `leak` and the chances.
-    The ratio is that of the means over all images.
+    A batch of one class has no donors: its images have NaN in `leak` and the chances. The ratio is
+    that of the means over all images.
+
+    - classifier: the model that is asked; it is left as it was.
+    - alpha_min: masks keep the pixels at or above it.
+    - donors: images of other classes per image.
+    - seed: of the donors that are drawn.
+    - fill: what hidden pixels become: a name or a tensor, the same for all images.
+    - pool: where donors, and the masks behind the chance level, come from; None: the batch of each
+      update.
+    - batch_size: masked images per forward pass; chosen for the device if left out.
+    - kwargs: go to torchmetrics' Metric.
 
     >>> model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 2))
     >>> metric = Leakage(Classifier(model), donors=4)
@@ -350,20 +397,22 @@ class Leakage(_RowMetric):
             seed=seed,
             pool=checked_pool(pool),
         )
-        settings = (self.meter.alpha_min, donors, seed, fill, id(pool), id(classifier))
-        self._add_states(("lifts", "calls") if self.meter.lifted else TENSORS, *settings)
+        columns = ("lifts", "calls") if self.meter.lifted else TENSORS
+        self._add_states(
+            columns, self.meter.alpha_min, donors, seed, fill, id(pool), id(classifier)
+        )
 
     def update(self, images: Tensor, heatmaps: Tensor, targets: Tensor | None = None) -> None:
         """Measure a batch: [N,C,H,W], [N,H,W], [N]."""
         numbers = self._numbers(images)
-        found = self.meter.leak(images, heatmaps, targets, numbers=numbers, strict=False)
-        self._add_rows({name: getattr(found, name) for name in self.rows})
+        leaked = self.meter.leak(images, heatmaps, targets, numbers=numbers, strict=False)
+        self._add_rows({name: getattr(leaked, name) for name in self.rows})
 
     def compute(self) -> dict[str, Tensor]:
         """Return the mean of each column, and the ratio of leak to chance; or of the lifts."""
-        found = self.leaked()
-        means = {name: torch.tensor(value) for name, value in found.mean().items()}
-        return means if self.meter.lifted else means | {"leak_ratio": torch.tensor(found.ratio)}
+        leaked = self.leaked()
+        means = {name: torch.tensor(value) for name, value in leaked.mean().items()}
+        return means if self.meter.lifted else means | {"leak_ratio": torch.tensor(leaked.ratio)}
 
     def leaked(self) -> Leak:
         """Return what `leak` returns for the images this process has seen so far."""

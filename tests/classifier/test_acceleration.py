@@ -85,6 +85,7 @@ def test_scores_are_those_of_the_model_in_two_batch_sizes(
     assert len(graph_only) == 2  # nothing is compiled twice
 
 
+@pytest.mark.slow
 def test_the_real_compiler_gives_the_same_logits() -> None:
     classifier = Classifier(nn.Sequential(nn.Flatten(), nn.Linear(12, 3)))
     with warnings.catch_warnings():

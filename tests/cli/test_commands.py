@@ -9,7 +9,7 @@ import typer
 
 from sufficit.classifier.digit_net import SMALL_NETS
 from sufficit.cli import app
-from sufficit.cli.console import FIRST, IN_FILE, MAIN, PANELS, RESPELLED
+from sufficit.cli.console import FIRST, GROUPS, IN_FILE, MAIN, PANELS, RESPELLED
 from sufficit.runs.config import TOML, RunConfig
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
@@ -64,7 +64,8 @@ def test_methods_and_models_are_listed(sufficit) -> None:
 
 def test_the_packages_own_models_are_listed_with_what_they_are_for(sufficit) -> None:
     run = sufficit("models", "sufficit:")
-    named = [word for word in run.words.split() if word.startswith("sufficit:")]
+    listed = run.words.partition("Next")[0]
+    named = [word for word in listed.split() if word.startswith("sufficit:")]
     assert named == [f"sufficit:{name}" for name in SMALL_NETS]
     assert "sufficit:digits ships with the package: ten digits" in run.words
     assert "sufficit:pets ships with the package: 37 breeds of cats and dogs" in run.words
@@ -89,6 +90,23 @@ def test_help_does_not_load_torch_and_comes_at_once() -> None:
 def test_there_are_all_these_commands() -> None:
     wanted = {"compare", "demo", "evaluate", "explain", "figure", "methods", "models", "sanity"}
     assert wanted | {"serve", "train-lax", "train-twin"} <= set(COMMANDS)
+
+
+def test_the_commands_are_in_four_groups_and_in_their_order(sufficit) -> None:
+    assert [*COMMANDS] == [name for names in GROUPS.values() for name in names]
+    printed = sufficit("--help").out
+    places = [printed.index(f"─ {group} ─") for group in GROUPS]
+    assert len(places) == 4
+    assert places == sorted(places)
+    for group, names in GROUPS.items():
+        assert {COMMANDS[name].rich_help_panel for name in names} == {group}
+
+
+@pytest.mark.parametrize("words", [("methods",), ("methods", "rise"), ("models", "resnet18")])
+def test_a_list_ends_with_the_next_command(sufficit, words: tuple[str, ...]) -> None:
+    last = sufficit(*words).out.splitlines()[-1]
+    assert last.startswith("Next")
+    assert " sufficit " in last
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -440,7 +440,7 @@ def test_a_comparison_by_msi_alone_is_reported(sufficit, photos: Path) -> None:
         (
             "compare --model sufficit:digits --data .",
             "cli.compare.write_pictures",
-            "draws them all, `sufficit report",
+            "the figures are not. Run the same command again, or only `sufficit report",
         ),
         (
             "explain . --model sufficit:digits",

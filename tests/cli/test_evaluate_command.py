@@ -228,7 +228,7 @@ def test_heatmaps_that_mark_nothing_at_alpha_min_bring_a_warning(sufficit, digit
         (["--percent-step", "0"], "a step must lie in 0..1"),
         (["--score", "acc"], "Unknown score 'acc'. Did you mean 'accuracy'?"),
         (["--batch-size", "0"], "Invalid value for '--batch-size'"),
-        (["--workers", "0"], "workers must be 1 or more, got 0: raise it"),
+        (["--workers", "0"], "workers must be 1 or more, got 0"),
     ],
 )
 def test_wrong_arguments_are_one_error_and_leave_no_folder(

@@ -155,7 +155,9 @@ def test_every_kind_is_drawn_at_its_width(sufficit, place: Path, tmp_path: Path)
         out = tmp_path / "new" / f"{show}.png"
         run = sufficit("figure", place / "run", "--show", show, "--out", out, *more)
         assert run.code == 0, run.err
-        assert run.words.endswith(f"{show}.png")
+        drawn, _, following = run.words.partition(" Next: ")
+        assert drawn.endswith(f"{show}.png")
+        assert following.startswith("sufficit figure ")
         with Image.open(out) as picture:
             wide = {"sheet": 990, "sizes": 400}.get(show, 2070)
             assert abs(picture.width - wide) <= 1

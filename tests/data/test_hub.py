@@ -108,6 +108,7 @@ def test_what_the_hub_does_not_have_is_said(hub: Path, words: str) -> None:
         list_images(f"hf://datasets/{words}")
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_a_comparison_takes_a_data_set_of_the_hub(sufficit, photos: Path) -> None:
     place = photos.parent

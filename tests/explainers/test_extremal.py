@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from small_models import SmallMemory, Traces, cnn, linear, mixed_modes, rand, random_images
-from sufficit import Classifier, explain
+from small_models import linear, rand, random_images
+from sufficit import explain
 from sufficit.explainers import extremal
 from sufficit.perturbation.fills import blur
 
@@ -89,18 +89,3 @@ def test_the_mask_finds_where_the_evidence_is() -> None:
     for one in found:
         assert one[inside].mean() > 3 * one[~inside].mean()
         assert abs(one.mean() - 0.12) < 0.08
-
-
-def test_batches_memory_and_traces() -> None:
-    images, targets = random_images(2, 16), torch.tensor([0, 1])
-    method = "extremal-perturbation:steps=3"
-    model = cnn()
-    mixed_modes(model)
-    traces = Traces(model)
-    wanted = explain(Classifier(model), images, targets, method)
-    traces.check()
-    each = explain(Classifier(cnn()), images, targets, method, batch_size=1)
-    assert torch.allclose(each, wanted, atol=1e-4)
-    with pytest.warns(RuntimeWarning, match="out of memory"):
-        tight = explain(Classifier(SmallMemory(cnn(), room=1)), images, targets, method)
-    assert torch.allclose(tight, wanted, atol=1e-4)

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from small_models import SmallMemory, Traces, cnn, linear, mixed_modes, rand, random_images
+from small_models import linear, rand, random_images
 from sufficit import Classifier, UserError, explain, normalize
 from sufficit.explainers.gradients import (
     expected_gradients,
@@ -138,38 +138,6 @@ def test_baselines_may_be_images_of_a_folder(classifier: Classifier, tmp_path: P
     assert any(torch.allclose(each, one, atol=1e-5) for one in wanted)
     with pytest.raises(UserError, match="must be noise or a folder of images, got 'nois'"):
         explain(classifier, images, method="expected-gradients:baselines=nois")
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_batches_do_not_change_a_heatmap(classifier: Classifier, method: str) -> None:
-    images, targets = random_images(4, 8), torch.tensor([0, 1, 2, 3])
-    whole = explain(classifier, images, targets, method, seed=3)
-    halves = explain(classifier, images, targets, method, seed=3, batch_size=1)
-    assert torch.allclose(whole, halves, atol=1e-5)
-    lots = method in ("expected-gradients", "smoothgrad")
-    assert torch.allclose(explain(classifier, images, targets, method, seed=4), whole) != lots
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_memory_that_runs_out_halves_the_samples_and_then_the_images(method: str) -> None:
-    images, targets = random_images(2, 16), torch.tensor([0, 1])
-    wanted = explain(Classifier(cnn()), images, targets, method)
-    tight = SmallMemory(cnn(), room=1)
-    with pytest.warns(RuntimeWarning, match="out of memory: retrying with batch size"):
-        found = explain(Classifier(tight), images, targets, method)
-    assert tight.failures > 0
-    assert torch.allclose(found, wanted, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", METHODS)
-def test_nothing_is_left_on_the_model(method: str) -> None:
-    model = cnn()
-    mixed_modes(model)
-    traces = Traces(model)
-    explain(Classifier(model), random_images(2), torch.tensor([1, 2]), method)
-    with pytest.raises(UserError, match="targets must lie in"):
-        explain(Classifier(model), random_images(2), torch.tensor([1, 9]), method)
-    traces.check()
 
 
 def test_a_model_without_gradients_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from small_models import SmallMemory, Spy, Traces, cnn, linear, mixed_modes, rand, random_images
+from small_models import cnn, linear, rand, random_images
 from sufficit import Classifier, UserError, explain, normalize
 from sufficit.explainers import explainer_named
 from sufficit.explainers.masking import coalitions, kernel_shap, occlusion, rise, rise_masks
@@ -177,28 +177,3 @@ def test_scorecam_of_few_channels_is_that_of_a_model_with_these_channels_alone()
     every = explain(Classifier(model, layer="0"), images, targets, "scorecam:channels=3")
     assert torch.allclose(every, explain(Classifier(model, layer="0"), images, targets, "scorecam"))
     assert explainer_named("scorecam:channels=2").passes == 3
-
-
-@pytest.mark.parametrize("method", QUICK)
-def test_batches_and_memory_do_not_change_a_heatmap(method: str) -> None:
-    images, targets = random_images(3, 16), torch.tensor([0, 1, 3])
-    wanted = explain(Classifier(cnn()), images, targets, method)
-    one = explain(Classifier(cnn()), images, targets, method, batch_size=1)
-    assert torch.allclose(one, wanted, atol=1e-5)
-    tight = SmallMemory(cnn(), room=2)
-    with pytest.warns(RuntimeWarning, match="out of memory"):
-        found = explain(Classifier(tight, layer="model.4"), images, targets, method)
-    assert torch.allclose(found, wanted, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", QUICK)
-def test_nothing_is_left_on_the_model_and_no_graph_is_kept(method: str) -> None:
-    model = cnn()
-    mixed_modes(model)
-    spy = Spy(model)
-    traces = Traces(model)
-    explain(Classifier(spy, layer="model.4"), random_images(2), torch.tensor([1, 2]), method)
-    with pytest.raises(UserError, match="targets must lie in"):
-        explain(Classifier(model, layer="4"), random_images(2), torch.tensor([1, 9]), method)
-    traces.check()
-    assert spy.grad_enabled == {False}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from lax_toys import classifier_of, data
-from small_models import SmallMemory, Spy, Traces, linear, rand
+from small_models import Spy, linear, rand
 from sufficit import Classifier, UserError, evaluate, explain
 from sufficit.explainers.region_search import BoxSearch, grid_boxes, region_search
 
@@ -99,28 +99,6 @@ def test_it_never_asks_more_than_its_calls(calls: int, fills: str) -> None:
     images, targets = data(3)
     region_search(Classifier(spy), images, targets, calls=calls, fills=fills)
     assert calls / 4 < sum(spy.sizes) / 3 <= calls
-
-
-@pytest.mark.filterwarnings("ignore:out of memory")
-def test_it_halves_its_batch_and_leaves_nothing_on_the_model() -> None:
-    images, targets = data(3)
-    model = SmallMemory(classifier_of().model, 4)
-    model.train()
-    before = Traces(model)
-    found = region_search(Classifier(model), images, targets, calls=200, batch_size=64)
-    before.check()
-    assert model.failures
-    plain = region_search(Classifier(classifier_of().model), images, targets, calls=200)
-    assert torch.equal(found, plain)
-
-
-def test_images_are_searched_one_by_one() -> None:
-    classifier, (images, targets) = classifier_of(), data(4)
-    whole = region_search(classifier, images, targets, calls=300)
-    for i in range(4):
-        part = slice(i, i + 1)
-        alone = region_search(classifier, images[part], targets[part], calls=300)
-        assert torch.equal(alone[0], whole[i])
 
 
 def test_bad_options_are_refused() -> None:

@@ -35,6 +35,7 @@ def test_it_fits_the_digits_net_and_no_other(lax: Lax) -> None:
         lax.check(classifier)
 
 
+@pytest.mark.slow
 def test_on_unseen_digits_it_scores_far_above_gradcam_and_lies_on_them(lax: Lax) -> None:
     classifier, digits = Classifier.load(NAME), synthetic_digits(48, seed=77)
     images, labels = digits.images, digits.labels
@@ -56,6 +57,7 @@ def test_it_says_how_it_was_trained(lax: Lax) -> None:
     assert len(trained["history"]) == trained["recipe"]["epochs"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("undrawn")
 def test_explain_and_compare_accept_it_by_name(sufficit, digits: Path, tmp_path: Path) -> None:
     run = sufficit("explain", digits, *MODEL, "--methods", NAME, "--out", tmp_path / "maps")

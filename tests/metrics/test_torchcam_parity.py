@@ -1,6 +1,5 @@
 """Insertion and deletion by percentage are what torchcam's DeletionInsertionMetric computes."""
 
-from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -9,6 +8,7 @@ from torch import Tensor, nn
 from torchcam.methods import GradCAM, LayerCAM
 from torchcam.metrics import DeletionInsertionMetric, _resize_cam
 
+from given_maps import Given
 from reference import heatmaps_like
 from sufficit import Classifier, evaluate
 
@@ -36,23 +36,6 @@ def model() -> nn.Module:
 @pytest.fixture
 def images() -> Tensor:
     return torch.rand(4, 3, 20, 20, generator=torch.Generator().manual_seed(4))
-
-
-class Given:
-    """An extractor that returns the heatmaps it was made with."""
-
-    def __init__(self, model: nn.Module, heatmaps: Tensor) -> None:
-        self.model = model
-        self.heatmaps = heatmaps
-
-    def __call__(self, class_idx, scores, **kwargs) -> list[Tensor]:
-        return [self.heatmaps]
-
-    def fuse_cams(self, cams: list[Tensor]) -> Tensor:
-        return cams[0]
-
-    def _hooks_off(self):
-        return nullcontext()
 
 
 def torchcam_says(extractor, images: Tensor, targets: list[int]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from sufficit import Classifier, UserError
 from sufficit.data.batch import Batch
 from sufficit.evaluation import batch_of
 from sufficit.perturbation.bands import EVERYTHING, Band, at_least, hide, rest, show, top
-from sufficit.perturbation.fills import blur, grey_noise, impute
+from sufficit.perturbation.fills import blur, grey_noise, impute, noise
 from sufficit.perturbation.masked_model import MaskedModel, finite, whole_images
 from sufficit.perturbation.predict import predict_whole
 from sufficit.perturbation.predictions import NO_CLASS, Predictions
@@ -51,6 +51,11 @@ def loud_vit() -> Classifier:
     return Classifier(model)
 
 
+def loud_probabilities() -> Classifier:
+    model = nn.Sequential(loud_cnn().model, nn.Softmax(1))
+    return Classifier(model, output="probabilities")
+
+
 def first_logit(logits: Tensor) -> Tensor:
     return 1 + logits[:, 0].square()
 
@@ -81,12 +86,15 @@ CASES = {
     "black": Case("black", over(lambda image, _: torch.zeros_like(image))),
     "mean": Case("mean", over(lambda image, _: image.mean((2, 3), keepdim=True).expand_as(image))),
     "blur": Case("blur", over(lambda image, _: blur(image))),
-    "noise": Case("noise"),
+    "noise": Case("noise", over(lambda image, _: noise(image).expand_as(image))),
     "road": Case("road", lambda image, kept, _: impute(image, kept, grey_noise(image))),
     "picture": Case(PICTURE, over(lambda _, __: PICTURE)),
     "a picture each": Case(PICTURES, over(lambda _, row: PICTURES[[row]])),
     "drop": Case("drop", model=loud_vit),
     "black, transformer": Case("black", model=loud_vit),
+    "probabilities": Case(
+        "black", over(lambda image, _: torch.zeros_like(image)), model=loud_probabilities
+    ),
     "own score": Case("black", own_score=True),
 }
 every_case = pytest.mark.parametrize("name", CASES)

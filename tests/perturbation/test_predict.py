@@ -491,3 +491,27 @@ def test_gradients_switched_off_outside_stay_off():
         evaluate(Classifier(small_net(seed=2)), *data(2), **COARSE)
         assert not torch.is_grad_enabled()
     assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(
+    ("views", "sizes"),
+    [
+        (100, [32, 32, 32, 8]),
+        (56, [32, 8, 8, 8]),  # 24 left: three small batches
+        (60, [32, 32]),  # 28 left: a large one, filled up
+        (5, [8]),
+    ],
+)
+def test_a_compiled_copy_gets_two_sizes_and_little_that_is_filled_up(
+    monkeypatch: pytest.MonkeyPatch, views: int, sizes: list[int]
+) -> None:
+    monkeypatch.setattr(sufficit.perturbation.predict, "is_compiled", lambda _: True)
+    model = Spy(small_net(seed=2))
+    images = torch.rand(1, 3, *SIZE, generator=torch.Generator().manual_seed(0))
+    masks = torch.rand(views, *SIZE, generator=torch.Generator().manual_seed(1)) > 0.5
+    seen = torch.zeros(views, dtype=torch.long), torch.arange(views)
+    found = predict_views(Classifier(model), images, masks, seen, batch_size=32)
+    assert model.sizes == sizes
+    monkeypatch.undo()
+    plain = predict_views(Classifier(small_net(seed=2)), images, masks, seen, batch_size=32)
+    assert torch.equal(found.named, plain.named)

@@ -152,6 +152,7 @@ CASES = [
         "cells twice",
         {"fills": "mean,noise", "columns": "msi,single_deletion", "score": "confidence"},
     ),
+    Case("through maps", {"fills": "black,blur", "columns": "msi,adcc,arcc"}),
     Case("few masks", {"calls": 18, "columns": "paper,msi_rank", "checks": "fill"}),
     Case("road", {"fills": "road", "columns": "msi,insertion_pixel"}),
     Case("drop", {"fills": "drop", "columns": "msi,insertion_percent"}, model="vit"),

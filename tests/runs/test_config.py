@@ -167,7 +167,7 @@ def test_what_a_run_needs_is_asked_for() -> None:
         ("alpha_mim = 0.5", "Unknown option in RUN.toml 'alpha_mim'. Did you mean 'alpha_min'?"),
         ('alpha_min = "serch"', "alpha_min must be a number or search, got 'serch'"),
         ("seed = true", "seed must be a whole number, got True"),
-        ("seed = -1", "seed must be 0 or more, got -1: raise it"),
+        ("seed = -1", "seed must be 0 or more, got -1"),
         ("seed = 9223372036854775808", "seed must be 9223372036854775807 or less"),
         ("donors = 0", "donors must be 1 or more, got 0"),
         ("donors = 1_000_000_000", "donors must be 1000000 or less"),

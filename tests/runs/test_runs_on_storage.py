@@ -39,6 +39,7 @@ def files_in(folder: Path) -> list[str]:
     return sorted(p.relative_to(folder).as_posix() for p in folder.rglob("*") if p.is_file())
 
 
+@pytest.mark.slow
 def test_a_comparison_of_files_on_object_storage_equals_the_local_one(
     inputs: tuple[str, str], bucket: str, sufficit, tmp_path: Path
 ) -> None:
@@ -203,7 +204,7 @@ def test_another_server_gives_the_same_run(
     source = Path(sys.modules["sufficit"].__file__ or "").parents[1]
     env = environment_with(object_server) | {"AWS_ENDPOINT_URL": f"http://{address}"}
     env |= {"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1", "AWS_MAX_ATTEMPTS": "10"}
-    env |= {"AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required"}  # as docs/storage.md says
+    env |= {"AWS_RESPONSE_CHECKSUM_VALIDATION": "when_required"}  # as docs/files.md says
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         given = [sys.executable, "-m", "sufficit.cli", *words("s3://birds", out)]

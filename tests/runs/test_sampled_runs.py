@@ -45,6 +45,12 @@ def test_masks_are_chosen_by_images_and_sources(images: int, sources: int, calls
     assert RunConfig(model="m", data="d").for_images(images, sources, **MASKS).calls == calls
 
 
+def test_a_run_that_stops_once_it_is_certain_asks_the_fewest_masks() -> None:
+    config = RunConfig(model="m", data="d", within=0.01)
+    assert config.for_images(9_999, 7, **MASKS).calls == 18
+    assert config.for_images(50, 7, **MASKS).calls == 28, "the budget of few images stays"
+
+
 def test_few_masks_are_all_asked_and_none_is_left_out_that_a_column_needs() -> None:
     config = RunConfig(model="m", data="d")
     assert config.for_images(10**6, 7, masks=18, least=14).calls == 14
@@ -182,3 +188,23 @@ def test_too_few_calls_are_refused_before_any_image_is_read(photos: Path, tmp_pa
     with pytest.raises(UserError, match=r"calls must be 18 or more for these columns, got 3"):
         run_small(config_for(photos, calls=3), tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_checks_look_at_some_of_many_images(
+    photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_for(photos, checks=["fill", "leak"])
+    whole = run_small(config, tmp_path / "whole")
+    monkeypatch.setattr("sufficit.runs.probes_of.CHECKED", 2)  # of 11, in units of 4
+    some = run_small(config, tmp_path / "some")
+    for method in ("gradcam", "layercam"):
+        all_rows = whole.rows[method].set_index("image")
+        rows = some.rows[method].set_index("image")
+        assert (rows["msi"] == all_rows["msi"]).all()
+        for column in ("leak", "leak_chance", "msi_held_out", "fill_drop"):
+            known = rows[column].dropna()
+            assert len(known) == 2, column
+            assert known.to_dict() == pytest.approx(all_rows[column][known.index].to_dict())
+        assert some.summaries[method]["leak_ratio"].n == 2
+        assert some.summaries[method]["msi"].n == 11
+    assert some.record.model_calls < whole.record.model_calls

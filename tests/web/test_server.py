@@ -115,7 +115,7 @@ def test_wrong_options_get_one_clear_line(sufficit, served: dict[str, Any], tmp_
         (("--example", tmp_path / "absent.png"), "No such file"),
         (("--methods", tmp_path / "absent"), "no LAX adapter or heatmap file at"),
         (("--value-step", "2"), "a step must lie in 0..1"),
-        (("--value-step", "0.001"), "value_step must be 0.01 or more, got 0.001: raise it"),
+        (("--value-step", "0.001"), "value_step must be 0.01 or more, got 0.001"),
         (("--value-step", "nan"), "a step must lie in 0..1"),
         (("--workers", "2"), "No such option: --workers"),
         (("--port", "70000"), "Invalid value"),

@@ -55,11 +55,11 @@ class View:
 def check_mean_std(
     mean: Sequence[float] | None, std: Sequence[float] | None
 ) -> tuple[tuple[float, ...] | None, tuple[float, ...] | None]:
-    """The mean and std of a model's images, one number per channel, or None twice."""
+    """Return the mean and std of a model's images, one number per channel, or None twice."""
     if mean is None and std is None:
         return None, None
     with suppress(TypeError):  # None, or one number for all channels
-        means, stds = (tuple(map(float, given)) for given in (mean, std))  # type: ignore[arg-type]
+        means, stds = (tuple(map(float, values)) for values in (mean, std))  # type: ignore[arg-type]
         if len(means) == len(stds) > 0 and all(map(math.isfinite, means + stds)) and min(stds) > 0:
             return means, stds
     raise UserError(
@@ -91,7 +91,7 @@ SAVED_OPTIONS: dict[str, set[str]] = {
 
 
 def refused_options(recipe: Recipe) -> list[str]:
-    """The options of a known source that a saved classifier may not have."""
+    """Return the options of a known source that a saved classifier may not have."""
     allowed = SAVED_OPTIONS.get(recipe.source.partition(":")[0], recipe.options)
     return [name for name in recipe.options if name not in allowed]
 
@@ -104,7 +104,8 @@ def check_saving(classifier: "Classifier") -> None:
             ' Classifier.load, or recipe=Recipe("torchvision:resnet18", dict(num_classes=10)), or'
             " keep a twin in memory with train_twin(classifier, loader) in Python"
         )
-    if refused := refused_options(classifier.recipe):
+    refused = refused_options(classifier.recipe)
+    if refused:
         raise UserError(
             f"cannot save the option {refused[0]!r}, because Classifier.load would reject it: save"
             " the weights only, and pass the option to Classifier.load(..., weights=FILE)"
@@ -125,6 +126,7 @@ def save(classifier: "Classifier", folder: Path) -> Path:
     }
     check_output(folder)
     make_folder(folder)
+    # The description goes into place after the weights: a folder that has one is complete.
     with writing(folder / DESCRIPTION) as words, writing(folder / WEIGHTS) as weights:
         words.write_text(json.dumps(description, indent=2) + "\n")
         weights.write_bytes(weights_as_bytes(classifier.bare))
@@ -132,7 +134,7 @@ def save(classifier: "Classifier", folder: Path) -> Path:
 
 
 def weights_as_bytes(model: nn.Module) -> bytes:
-    """The model's state dict as safetensors; its own save_file hides that a disk is full."""
+    """Return the model's state dict as safetensors; its own save_file hides that a disk is full."""
     from safetensors.torch import save as as_bytes
 
     state = model.state_dict().items()
@@ -141,9 +143,10 @@ def weights_as_bytes(model: nn.Module) -> bytes:
 
 def load_weights(model: nn.Module, path: Path) -> None:
     """Load a state dict from .safetensors, .pt or .pth into a model, without running a pickle."""
+    # "module." is what DataParallel puts before each name.
     state = {key.removeprefix("module."): value for key, value in read_state(path).items()}
     check_fit(state, model.state_dict(), str(path))
-    model.load_state_dict(state, strict=False)
+    model.load_state_dict(state, strict=False)  # counts of batches may be missing
 
 
 def check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source: str) -> None:
@@ -166,9 +169,9 @@ def check_fit(state: Mapping[str, Tensor], wanted: Mapping[str, Tensor], source:
 
 @contextmanager
 def limited_by(path: Path) -> Iterator[None]:
-    """Inside, refuse a model larger than the file: a few words could allocate all memory."""
+    """Refuse a model larger than the file inside: a few words could allocate all memory."""
     if not path.is_file():
-        raise UserError(f"no weights file at {path}: check the path")
+        raise UserError(f"no weights file at {path}")
     # A weight takes one byte or more, and some are made twice while a model is built.
     left = 2 * path.stat().st_size
 
@@ -187,9 +190,9 @@ def limited_by(path: Path) -> Iterator[None]:
 
 
 def read_state(path: Path) -> dict[str, Tensor]:
-    """The state dict in a .safetensors, .pt or .pth file, without running a pickle."""
+    """Return the state dict in a .safetensors, .pt or .pth file, without running a pickle."""
     if not path.is_file():
-        raise UserError(f"no weights file at {path}: check the path")
+        raise UserError(f"no weights file at {path}")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
@@ -206,6 +209,7 @@ def read_state(path: Path) -> dict[str, Tensor]:
         reason = "it holds more than tensors, or is corrupt" if pickled else error
         remedy = "give .safetensors, or a state dict: torch.save(model.state_dict(), FILE)"
         raise UserError(f"{path} could not be read as weights ({reason}): {remedy}") from error
+    # Where training scripts keep the weights in their checkpoints, Lightning's among them.
     for key in ("state_dict", "model"):
         if isinstance(state, dict) and isinstance(state.get(key), dict):
             state = state[key]
@@ -215,7 +219,11 @@ def read_state(path: Path) -> dict[str, Tensor]:
 
 
 def load_tensors(file: Path) -> Any:
-    """What torch.save wrote, tensors and plain values only; raise for more than the file holds."""
+    """Return what torch.save wrote, tensors and plain values only.
+
+    Raise for a file that announces more bytes than it has.
+    """
+    # A small zip may unpack to more than the memory holds; torch.save writes none like it.
     if is_zipfile(file):
         with ZipFile(file) as archive:  # torch.save compresses nothing
             announced = sum(info.file_size for info in archive.infolist())
@@ -225,7 +233,7 @@ def load_tensors(file: Path) -> Any:
 
 
 def read_view(saved: dict[str, Any]) -> View:
-    """The view that `save` wrote; ValueError for values that no view may have."""
+    """Return the view that `save` wrote; ValueError for values that no view may have."""
     crop = saved["crop"] and tuple(int(side) for side in saved["crop"])
     resize = saved["resize"] and int(saved["resize"])
     channels = int(saved["channels"])

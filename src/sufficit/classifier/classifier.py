@@ -22,9 +22,18 @@ from sufficit.outside import html_table
 class Classifier:
     """A model, the layer its features come from, and the mean and std it was trained with.
 
-    `output="probabilities"` is for a model that ends in a softmax or a sigmoid; calls return logits
-    all the same. Every call, also one that raises, leaves modes, hooks, weights and gradients as
-    they were.
+    Every call, also one that raises, leaves modes, hooks, weights and gradients as they were.
+
+    - `model`: any nn.Module from images to logits.
+    - `layer`: the feature layer, named as in model.named_modules(); found if left out.
+    - `mean`, `std`: of the normalisation, one number per channel; images go in with 0..1.
+    - `classes`: names of the classes, in the order of the logits.
+    - `view`: how the model sees an image file: crop, resize, channels.
+    - `reshape`: turns an unusual output of the layer into a grid [N,K,h,w].
+    - `recipe`: how to build the model again, which `save` needs; `load` sets it.
+    - `output`: "probabilities" for a model that ends in a softmax or a sigmoid; calls return logits
+      all the same.
+    - `score`: a function from the model's output to one number per image, see `with_score`.
 
     >>> model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     >>> classifier = Classifier(model, mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2))
@@ -74,18 +83,20 @@ class Classifier:
     def load(
         cls, source: str | Path, *, weights: str | Path | None = "default", **options: Any
     ) -> "Classifier":
-        """The classifier torchvision:NAME, timm:NAME or transformers:NAME, or one in a folder.
+        """Return a classifier by its name, or the one that `save` wrote to a folder.
 
-        python:FILE.py:FUNCTION or python:MODULE:FUNCTION runs a function of your own that returns
-        a model or a classifier. `weights` is "default" for the published ones, None for random
-        ones, or a file of your own. Options go to the model's constructor.
+        - source: torchvision:NAME, timm:NAME, transformers:NAME, clip:NAME or sufficit:NAME; the
+          folder of a saved classifier; python:FILE.py:FUNCTION or python:MODULE:FUNCTION, a
+          function of your own that returns a model or a classifier.
+        - weights: "default" for the published ones, None for random ones, or a file of your own.
+        - options: go to the model's constructor.
         """
         from sufficit.classifier.loading import load  # it imports this module
 
         return load(source, weights, options)
 
     def with_score(self, score: Callable[[Any], Tensor]) -> "Classifier":
-        """The same model, judged by one number per image: score(what it returns) -> [N].
+        """Return the same model, judged by one number per image: score(what it returns) -> [N].
 
         Its one logit is that number, so methods explain it. Scores are relative to that of the
         whole image.
@@ -94,17 +105,17 @@ class Classifier:
             came = type(score).__name__
             raise UserError(f"score must be accuracy, confidence or a function, got {came}")
         check_arguments(score, "score", "what the model returns")
-        found = self.over(self.model)
-        found.score = score
-        found.classes = None
-        found.recipe = None
-        return found
+        judged = self.over(self.model)
+        judged.score = score
+        judged.classes = None
+        judged.recipe = None  # a function cannot be saved
+        return judged
 
     def over(self, model: nn.Module) -> "Classifier":
         """Return a copy with another model of the same layers and outputs."""
-        found = copy.copy(self)
-        found.model = model
-        return found
+        other = copy.copy(self)
+        other.model = model
+        return other
 
     def save(self, folder: str | Path) -> Path:
         """Write weights and description to a folder that `load` reads; this needs a recipe."""
@@ -140,6 +151,7 @@ class Classifier:
     @property
     def channels(self) -> int:
         """1 if the model's first convolution takes one channel, else 3."""
+        # The first module of a model is nearly always the first that is called.
         convolutions = (m for m in self.bare.modules() if isinstance(m, nn.Conv2d))
         return 1 if next((m.in_channels for m in convolutions), 3) == 1 else 3
 
@@ -162,31 +174,32 @@ class Classifier:
         """Channels-last if the model's first convolution is, else contiguous."""
         last = torch.channels_last
         whole = torch.contiguous_format
-        for one in self._tensors():
+        for tensor in self._tensors():
             # A 1 x 1 convolution is contiguous in both formats and says nothing.
-            if one.ndim == 4 and min(one.shape[:2]) > 1 and one.shape[2:] != (1, 1):
-                only_last = not one.is_contiguous() and one.is_contiguous(memory_format=last)
-                return last if only_last else whole
+            if tensor.ndim == 4 and min(tensor.shape[:2]) > 1 and tensor.shape[2:] != (1, 1):
+                is_last = tensor.is_contiguous(memory_format=last)
+                return last if is_last and not tensor.is_contiguous() else whole
         return whole
 
     def __call__(self, images: Tensor) -> Tensor:
-        """Logits of images in 0..1: [N,C,H,W] -> [N,classes]."""
+        """Return logits of images in 0..1: [N,C,H,W] -> [N,classes]."""
         inputs = self.normalize(images)
         with self.in_eval_mode():
             return self.logits_of(inputs)
 
     def features(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Features of the layer and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""
-        (found,), logits = self.stages(images, (self.feature_layer(images),))
-        return found, logits
+        """Return features and logits, in one pass: [N,C,H,W] -> [N,K,h,w], [N,classes]."""
+        (features,), logits = self.stages(images, (self.feature_layer(images),))
+        return features, logits
 
     def stages(self, images: Tensor, names: Sequence[str]) -> tuple[tuple[Tensor, ...], Tensor]:
-        """Features of several layers and logits, in one pass: each [N,K,h,w], and [N,classes]."""
+        """Return the features of layers, and logits, in one pass: each [N,K,h,w], [N,classes]."""
         seen: dict[str, Any] = {}
 
         def record(name: str, _: nn.Module, __: object, output: Any) -> None:
-            if isinstance(found := layers.first(output), Tensor):  # later layers may overwrite it
-                output = layers.with_first(output, found.clone())
+            tensor = layers.first(output)
+            if isinstance(tensor, Tensor):  # later layers may overwrite it
+                output = layers.with_first(output, tensor.clone())
             seen[name] = output
 
         with self.in_eval_mode(), ExitStack() as stack:
@@ -202,7 +215,7 @@ class Classifier:
     def stage_layers(
         self, images: Tensor, most: int = 3, last: str | None = None
     ) -> tuple[str, ...]:
-        """The feature layer, or `last`, and up to `most` - 1 finer or earlier ones before it."""
+        """Return the feature layer, or `last`, after up to `most` - 1 finer or earlier ones."""
         last = layers.resolve(self.model, last or self.feature_layer(images))
         if most == 1 or self.reshape is not None:  # a reshape is for one layer
             return (last,)
@@ -213,27 +226,32 @@ class Classifier:
             )
 
     def feature_layer(self, images: Tensor) -> str:
-        """The layer that was given, else the last one with a grid at this size of images."""
+        """Return the layer that was given, else the last one with a grid at this size of images."""
         if self.layer is not None and self._found_at is None:
             return self.layer
         with torch.no_grad(), self.in_eval_mode():
             inputs = self.normalize(images[:1])
             size = (inputs.shape[2], inputs.shape[3])
+            # In smaller images an earlier layer may be the last with more than one cell.
             if self.layer is None or self._found_at != size:
                 self.layer = layers.find(self.bare, lambda: self.plain_logits_of(inputs), inputs)
                 self._found_at = size
         return self.layer
 
     def as_grid(self, output: Any, inputs: Tensor, layer: str = "") -> Tensor:
-        """A layer's output as [N,K,h,w], tokens in the image's layout; errors name the layer."""
+        """Return a layer's output as [N,K,h,w], tokens in the image's layout.
+
+        Errors name the layer.
+        """
         return self.reshape(output) if self.reshape else layers.to_grid(output, inputs, layer)
 
     def normalize(self, images: Tensor) -> Tensor:
-        """Images in 0..1 as the model expects them: its device, mean, std and dtype."""
+        """Return images in 0..1 as the model expects them: its device, mean, std and dtype."""
         # Only the form, at every call: to check values would wait for the GPU.
         if not isinstance(images, Tensor) or images.ndim != 4 or not images.is_floating_point():
             check_form(images)
         moved = images.to(self.device)
+        # In half precision the division would round before the model does.
         moved = moved.float() if moved.dtype in (torch.bfloat16, torch.float16) else moved
         if self.mean is None or self.std is None:
             return moved.to(self.dtype)
@@ -244,7 +262,7 @@ class Classifier:
         return ((moved - mean) / std).to(self.dtype)
 
     def logits_of(self, inputs: Tensor) -> Tensor:
-        """Logits of what `normalize` returned; the model must be in eval mode.
+        """Return logits of what `normalize` returned; the model must be in eval mode.
 
         The model gets a copy, because it may work in place on what may be the caller's images.
         """
@@ -256,11 +274,12 @@ class Classifier:
             return self._forward(self.bare, inputs.clone())
 
     def as_logits(self, output: Tensor) -> Tensor:
-        """Logits of what the model gives: [N,C]."""
+        """Return logits of what the model gives: [N,C]."""
         probabilities = self.output == outputs.PROBABILITIES
         return outputs.to_logits(output, self.ends_in) if probabilities else output
 
     def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        # What the user's function takes may be anything that the model returns: no logits are read.
         if self.score is not None:
             output = model(inputs)
             score = self.score
@@ -274,20 +293,20 @@ class Classifier:
 
     def _look(self, output: Tensor) -> None:
         """Find out, in the first call, whether the model gives probabilities."""
-        known = self.output == outputs.PROBABILITIES
+        declared = self.output == outputs.PROBABILITIES
         # Rows with NaN, of one bad image, do not sum to 1 whatever the model ends in.
         finite = output.detach()[output.isfinite().all(1)]
         if not len(finite):
             return  # the next call may say more
         self._looked = True
-        self.ends_in = outputs.kind_of(finite, probabilities=known)
+        self.ends_in = outputs.kind_of(finite, probabilities=declared)
         low, high = (float(edge) for edge in finite.aminmax())
-        if known and (low < 0 or high > 1.01):
+        if declared and (low < 0 or high > 1.01):
             raise UserError(
                 f"the model gives values in {low:.4g}..{high:.4g}, which are no probabilities: use"
                 f' output="logits", or {setting("output", "logits")}'
             )
-        if self.ends_in and not known:
+        if self.ends_in and not declared:
             warn_user(self.output_remark, outputs.OutputWarning)
 
     @property
@@ -302,7 +321,7 @@ class Classifier:
         )
 
     def in_eval_mode(self) -> AbstractContextManager[None]:
-        """Inside, every module is in eval mode; outside, each has its own mode again."""
+        """Put every module in eval mode inside; give each its own mode again outside."""
         return layers.eval_mode(self.model)
 
     def _tensors(self) -> Iterator[Tensor]:
@@ -322,7 +341,7 @@ class Classifier:
             classes = f"{len(self.classes)}: {', '.join(self.classes[:3])}..."
         facts = {
             "model": self.recipe.source if self.recipe else type(self.bare).__name__,
-            "weights": f"{sum(one.numel() for one in self.model.parameters()):,}",
+            "weights": f"{sum(weight.numel() for weight in self.model.parameters()):,}",
             "feature layer": self.layer or "found in the first call",
             "sees": sees,
             "mean, std": f"{self.mean}, {self.std}" if self.mean else "-",
@@ -335,7 +354,7 @@ class Classifier:
 
 @layers.kept
 def constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """One number per channel: [C,1,1]."""
+    """Return one number per channel: [C,1,1]."""
     return torch.tensor(values, dtype=dtype, device=device)[:, None, None]
 
 
@@ -393,20 +412,20 @@ def check_extremes(extremes: Tensor) -> None:
 
 
 def check_targets(targets: Tensor | Sequence[int] | None, n: int) -> Tensor | None:
-    """Targets as whole numbers [N], or None."""
+    """Return targets as whole numbers [N], or None."""
     if targets is None:
         return None
     try:
-        found = targets if isinstance(targets, Tensor) else torch.as_tensor(targets, device="cpu")
+        numbers = targets if isinstance(targets, Tensor) else torch.as_tensor(targets, device="cpu")
     except (TypeError, ValueError) as error:
         raise UserError(f"targets must be class numbers [N] = [{n}]: {error}") from error
-    if found.shape != (n,):
-        raise UserError(f"targets must be [N] = [{n}], one per image, got {list(found.shape)}")
-    if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
-        raise UserError(f"targets must be class numbers, got {found.dtype}: call .long()")
-    if found.min() < 0:
-        raise UserError(f"targets must be 0 or more, got {int(found.min())}")
-    return found.long()
+    if numbers.shape != (n,):
+        raise UserError(f"targets must be [N] = [{n}], one per image, got {list(numbers.shape)}")
+    if numbers.is_floating_point() or numbers.is_complex() or numbers.dtype == torch.bool:
+        raise UserError(f"targets must be class numbers, got {numbers.dtype}: call .long()")
+    if numbers.min() < 0:
+        raise UserError(f"targets must be 0 or more, got {int(numbers.min())}")
+    return numbers.long()
 
 
 def check_range(targets: Tensor | int, classes: int) -> None:

@@ -24,6 +24,6 @@ class SmallNet(nn.Module):
         self.head = nn.Linear(4 * width, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits from the mean of the last map."""
+        """Return logits from the mean of the last map."""
         logits: Tensor = self.head(self.features(images).mean((2, 3)))
         return logits

@@ -15,7 +15,8 @@ from sufficit.errors import UserError
 
 TOLERANCE = 0.02  # bfloat16 moves a number of the sketch by up to 0.005, training by far more
 _MAX_VALUE = 1e30  # infinities of one precision are finite in another
-_known: "WeakKeyDictionary[nn.Module, tuple[object, Fingerprint]]" = WeakKeyDictionary()
+_taken: "WeakKeyDictionary[nn.Module, tuple[object, Fingerprint]]" = WeakKeyDictionary()
+"""The state of each model when its fingerprint was taken, and the fingerprint."""
 
 
 @dataclass(frozen=True)
@@ -27,23 +28,24 @@ class Fingerprint:
 
 
 def fingerprint(classifier: Classifier) -> Fingerprint:
-    """The fingerprint of a classifier, computed again only if its weights have changed."""
+    """Return the fingerprint of a classifier, computed again only if its weights have changed."""
     key = (_state(classifier.bare), classifier.mean, classifier.std, classifier.output)
-    if classifier.bare not in _known or _known[classifier.bare][0] != key:
-        _known[classifier.bare] = (key, _take(classifier))
-    return _known[classifier.bare][1]
+    # Every drawing of an adapter asks for it: to read all weights again would take its time.
+    if classifier.bare not in _taken or _taken[classifier.bare][0] != key:
+        _taken[classifier.bare] = (key, _take(classifier))
+    return _taken[classifier.bare][1]
 
 
 @lru_cache(maxsize=16)
 def same(one: Fingerprint, other: Fingerprint) -> bool:
-    """Whether both belong to one classifier, in the same or another precision."""
+    """Return whether both belong to one classifier, in the same or another precision."""
     if one.architecture != other.architecture or len(one.sketch) != len(other.sketch):
         return False
     return all(abs(a - b) <= TOLERANCE for a, b in zip(one.sketch, other.sketch, strict=True))
 
 
 def read(saved: Any) -> Fingerprint:
-    """The fingerprint that a JSON file holds."""
+    """Return the fingerprint that a JSON file holds."""
     try:
         architecture = saved["architecture"]
         sketch = tuple(map(float, saved["sketch"]))
@@ -56,21 +58,21 @@ def read(saved: Any) -> Fingerprint:
 
 
 def digest(*tensors: Tensor) -> str:
-    """A short digest of the tensors' shapes, dtypes and bits.
+    """Return a short digest of the tensors' shapes, dtypes and bits.
 
     >>> [digest(torch.zeros(2)) == digest(other) for other in (torch.zeros(2), torch.ones(2))]
     [True, False]
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for tensor in tensors:
-        found.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
-        found.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return found.hexdigest()[:16]
+        digest.update(f"{tensor.dtype} {list(tensor.shape)} ".encode())
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()[:16]
 
 
 @torch.no_grad()
 def _state(model: nn.Module) -> list[object]:
-    """What changes with the weights: their addresses, and how often each was written to.
+    """Return what changes with the weights: their addresses, and how often each was written to.
 
     Torch counts no write through `.data` or to inference tensors. The sums of the first and last
     parameters show most of those for one small read. To read all weights takes far longer.
@@ -78,13 +80,14 @@ def _state(model: nn.Module) -> list[object]:
     parameters = list(model.parameters())
     ends = [tensor.sum(dtype=torch.float32) for tensor in parameters[:1] + parameters[-2:]]
     sums = torch.stack(ends).tolist() if ends else []
-    known = [*parameters, *model.buffers()]
-    writes = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in known]
+    every = [*parameters, *model.buffers()]
+    writes = [(t.data_ptr(), 0 if t.is_inference() else t._version) for t in every]
     return [writes, sums]
 
 
 @torch.no_grad()
 def _take(classifier: Classifier) -> Fingerprint:
+    """Compute the fingerprint of a classifier."""
     named = [*classifier.bare.named_parameters(), *classifier.bare.named_buffers()]
     tensors = {name: tensor for name, tensor in named if tensor.is_floating_point()}
     shapes = [f"{name} {list(tensor.shape)}" for name, tensor in tensors.items()]
@@ -96,7 +99,10 @@ def _take(classifier: Classifier) -> Fingerprint:
 
 
 def _sketch(tensor: Tensor) -> Tensor:
-    """The tensor along a fixed wave of mean square 1, over its length; log of the length: [2]."""
+    """Return two numbers of a tensor: its direction along a fixed wave, and log of its length: [2].
+
+    Rounding to another precision hardly moves them; training does.
+    """
     flat = tensor.contiguous().flatten().double().cpu().nan_to_num(nan=0.0)
     flat = flat.clamp(-_MAX_VALUE, _MAX_VALUE)
     wave = torch.arange(1, len(flat) + 1, dtype=torch.float64, device="cpu").cos() * 2**0.5

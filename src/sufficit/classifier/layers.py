@@ -20,7 +20,8 @@ _NOT_FEATURES = (nn.Identity, nn.Dropout, nn.Dropout2d, *_POOLS)
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, every module is in eval mode; outside, each has its own mode again."""
+    """Put every module in eval mode inside; give each its own mode again outside."""
+    # By attribute, not by model.eval(): a model may override that, and modes may be mixed.
     training = [module for module in model.modules() if module.training]
     try:
         for module in training:
@@ -37,7 +38,7 @@ def hooked(model: nn.Module, layer: str, hook: Callable[..., Any]) -> RemovableH
 
 
 def uncompiled() -> AbstractContextManager[None]:
-    """Inside, compiled code runs as it was written, so that hooks fire."""
+    """Run compiled code as it was written inside, so that hooks fire."""
     if "torch._dynamo" not in sys.modules:  # nothing is compiled, and the import is slow
         return nullcontext()
     return torch.compiler.set_stance("force_eager")  # type: ignore[no-any-return]
@@ -48,25 +49,21 @@ def kept(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     While torch traces a program, as for an export, a tensor has no numbers that could be kept.
     """
+    # A tensor that was made in inference mode could not be used where gradients are taken.
     plain = torch.inference_mode(False)(make)
-
-    @lru_cache(maxsize=64)
-    def known(*given: object) -> Tensor:
-        made = plain(*given)
-        if made.is_cuda:  # whole, whatever stream reads it
-            torch.cuda.current_stream(made.device).synchronize()
-        return made
+    cached = lru_cache(maxsize=64)(plain)
 
     @wraps(make)
-    def found(*given: object) -> Tensor:
-        made: Tensor = (plain if torch.compiler.is_compiling() else known)(*given)
-        return made
+    def tensor_of(*arguments: object) -> Tensor:
+        call = plain if torch.compiler.is_compiling() else cached
+        tensor: Tensor = call(*arguments)
+        return tensor
 
-    return found
+    return tensor_of
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside torch.compile, DataParallel or DistributedDataParallel."""
+    """Return the model inside torch.compile, DataParallel or DistributedDataParallel."""
     while True:
         if type(model).__name__ == "OptimizedModule":
             model = model.get_submodule("_orig_mod")
@@ -84,7 +81,7 @@ def check_name(layer: object) -> None:
 
 
 def resolve(model: nn.Module, layer: str) -> str:
-    """The layer's name in the bare model, from its name there or in the wrapped model.
+    """Return the layer's name in the bare model, from its name there or in the wrapped model.
 
     >>> resolve(nn.DataParallel(nn.Sequential(nn.ReLU())), "module.0")
     '0'
@@ -99,14 +96,14 @@ def resolve(model: nn.Module, layer: str) -> str:
     inside = dict(bare.named_modules(remove_duplicate=False))
     del inside[""]
     wanted = dict(model.named_modules()).get(layer)
-    found = [name for name, module in inside.items() if module is wanted]
-    if not found:
+    names = [name for name, module in inside.items() if module is wanted]
+    if not names:
         raise unknown("layer", layer, inside)
-    return str(found[0])
+    return str(names[0])
 
 
 def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str:
-    """The last layer whose output still has a grid.
+    """Return the last layer whose output still has a grid.
 
     In a transformer that is the LayerNorm before the last attention (what grad-cam's users choose);
     in a CNN the last module, pooling aside, whose output is a map of more than one cell.
@@ -132,7 +129,7 @@ def find(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> str
 def find_stages(
     model: nn.Module, forward: Callable[[], object], inputs: Tensor, last: str, most: int
 ) -> tuple[str, ...]:
-    """The last layer and up to `most` - 1 before it that see other things, the coarsest last.
+    """Return the last layer after up to `most` - 1 that see other things, the coarsest last.
 
     In a pyramid (CNN, Swin, ConvNeXt) that is the last block at each finer resolution, if there is
     none the last layer there. In a transformer of one resolution it is a block at each equal share
@@ -149,27 +146,28 @@ def find_stages(
     calls = calls[:end]
     blocks = _blocks([(name, module) for name, module, grid in calls if grid == size])
     finer = sorted({grid for *_, grid in calls if math.prod(grid) > math.prod(size)})
-    found: list[str] = []
     if attends and len(blocks) >= (_LONG if finer else most):
         # One more, because the last layer is inside the last block.
-        found = [blocks[(len(blocks) + 1) * k // most - 1] for k in range(1, most)]
-    for grid in finer[: most - 1] if not found else ():
+        ends = [(len(blocks) + 1) * k // most - 1 for k in range(1, most)]
+        return (*(blocks[end] for end in ends), last)
+    stages: list[str] = []
+    for grid in finer[: most - 1]:
         there = [(name, module) for name, module, its in calls if its == grid]
         # A whole block, because its parts may be half-way to the next resolution.
         parts = [(name, module) for name, module in there if any(module.children())]
         whole = [(name, module) for name, module in parts if _weighted(module) > 1]
-        found.insert(0, (whole or parts or there)[-1][0])
-    return (*found, last)
+        stages.insert(0, (whole or parts or there)[-1][0])
+    return (*stages, last)
 
 
 def _weighted(block: nn.Module) -> int:
-    """How many layers with weights a block has."""
+    """Return how many layers with weights a block has."""
     kinds = (nn.Conv2d, nn.Linear)
     return sum(isinstance(module, kinds) for module in block.modules())
 
 
 def _blocks(calls: list[tuple[str, nn.Module]]) -> list[str]:
-    """The layers of the shallowest list of three or more alike that have parts."""
+    """Return the layers of the shallowest list of three or more alike that have parts."""
     lists: dict[tuple[str, type], list[str]] = {}
     for name, module in calls:
         if any(module.children()):
@@ -188,13 +186,13 @@ class _Call(NamedTuple):
 
 
 def _calls(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> list[_Call]:
-    """The calls of all layers, in the order in which they finish."""
+    """Return the calls of all layers, in the order in which they finish."""
     calls: list[_Call] = []
 
     def note(name: str, module: nn.Module, _: object, output: object) -> None:
-        found = first(output)
+        tensor = first(output)
         grid = (0, 0)
-        shape = tuple(found.shape) if isinstance(found, Tensor) else ()
+        shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else ()
         if len(shape) == 4:
             grid = shape[1:3] if _channels_last(shape, inputs) else shape[2:]
         elif len(shape) == 3:
@@ -210,14 +208,14 @@ def _calls(model: nn.Module, forward: Callable[[], object], inputs: Tensor) -> l
 
 
 def first(output: Any) -> Any:
-    """A layer's output or, if that is a tuple or list, the first thing in it."""
+    """Return a layer's output or, if that is a tuple or list, the first thing in it."""
     while isinstance(output, tuple | list) and output:
         output = output[0]
     return output
 
 
 def with_first(output: Any, tensor: Tensor) -> Any:
-    """A layer's output with another tensor in the place of the first.
+    """Return a layer's output with another tensor in the place of the first.
 
     >>> with_first((torch.zeros(1), "attention"), torch.ones(1))
     (tensor([1.]), 'attention')
@@ -230,7 +228,7 @@ def with_first(output: Any, tensor: Tensor) -> Any:
 
 
 def to_grid(output: Any, inputs: Tensor, layer: str = "") -> Tensor:
-    """[N,K,h,w] from a map in either channel order, or from tokens [N,T,K] with any prefix.
+    """Arrange a map in either channel order, or tokens [N,T,K] with any prefix, as [N,K,h,w].
 
     Errors name the layer.
     """
@@ -250,6 +248,7 @@ def to_grid(output: Any, inputs: Tensor, layer: str = "") -> Tensor:
 
 
 def _no_grid(layer: str, came: str) -> UserError:
+    """Return the error for a layer whose output has no grid."""
     which = f"layer {layer!r}" if layer else "this one"
     return UserError(
         f"a feature layer must give a grid, [N,K,h,w] or tokens [N,T,K], {which} gives {came}: name"
@@ -259,7 +258,7 @@ def _no_grid(layer: str, came: str) -> UserError:
 
 
 def _channels_last(shape: tuple[int, ...], inputs: Tensor) -> bool:
-    """Whether [N,a,b,c] is [N,h,w,K]: only that order has the image's proportions."""
+    """Return whether [N,a,b,c] is [N,h,w,K]: only that order has the image's proportions."""
     height, width = inputs.shape[-2:]
     _, a, b, c = shape
     # Proportions agree up to the rounding of strides.
@@ -268,7 +267,10 @@ def _channels_last(shape: tuple[int, ...], inputs: Tensor) -> bool:
 
 
 def _token_grid(tokens: int, inputs: Tensor) -> tuple[int, int] | None:
-    """The h x w, in the image's proportions, that leaves the fewest prefix tokens (at most 8)."""
+    """Return the h x w, in the image's proportions, that leaves the fewest prefix tokens.
+
+    A prefix has at most 8: a class token, one for distillation, or registers.
+    """
     height, width = inputs.shape[-2:]
     for cells in range(tokens, max(tokens - 9, 1), -1):
         h = round(math.sqrt(cells * height / width))

@@ -45,7 +45,7 @@ def load_classifier(
     output: str | None = None,
     prompts: Sequence[str] | None = None,
 ) -> Classifier:
-    """The classifier that words of the command line name, on its device and in its precision."""
+    """Return the classifier that words of the command line name, on its device and ready to run."""
     chosen = device_named(device)
     options: dict[str, Any] = {} if num_classes is None else {"num_classes": num_classes}
     if prompts is not None:
@@ -62,32 +62,34 @@ def load_classifier(
         classifier.output = output
     if layer is not None:
         classifier.layer = layers.resolve(classifier.model, layer)
+    # A GPU convolves channels-last without reordering; a CPU gains nothing.
     layout = torch.channels_last if chosen.type == "cuda" else None
     return classifier.to(chosen, DTYPES[precision], layout)
 
 
 def size_named(text: str) -> tuple[int, int]:
-    """Height and width from 224 or 224x320.
+    """Return height and width from 224 or 224x320.
 
     >>> size_named("224"), size_named("224x320")
     ((224, 224), (224, 320))
     """
-    found = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
-    h, w = (int(found[1]), int(found[2] or found[1])) if found else (0, 0)
+    sides = re.fullmatch(r"(\d{1,9})(?:x(\d{1,9}))?", text.strip().lower())
+    h = int(sides[1]) if sides else 0
+    w = int(sides[2] or sides[1]) if sides else 0
     if min(h, w) < 1:
         raise UserError(f"--size must be pixels such as 224 or 224x320, got {text!r}")
     return h, w
 
 
 def device_named(name: str) -> torch.device:
-    """The device of that name, if it can be used here; auto is a GPU if there is one."""
+    """Return the device of that name, if it can be used here; auto is a GPU if there is one."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
         if device.type == "meta":  # it holds shapes and no values
             raise RuntimeError("no device that computes")
-        torch.empty(1, device=device)
+        torch.empty(1, device=device)  # a name of torch's may still be no device of this machine
     except (RuntimeError, AssertionError) as error:
         if name.partition(":")[0] not in ("cpu", "cuda", "mps"):
             raise unknown("device", name, ("auto", "cpu", "cuda", "cuda:1", "mps")) from error
@@ -128,12 +130,12 @@ def load(source: str | Path, weights: str | Path | None, options: dict[str, Any]
         )
     if not name and str(source).partition("@")[0] in _torchvision_names():
         raise UserError(f"Unknown model {source!r}. Did you mean 'torchvision:{source}'?")
-    names = [f"{known}:{'FILE.py:FUNCTION' if known == 'python' else 'NAME'}" for known in SOURCES]
+    names = ["python:FILE.py:FUNCTION" if key == "python" else f"{key}:NAME" for key in SOURCES]
     raise unknown("model", str(source), [*names, "the folder of a saved classifier"])
 
 
 def _read(folder: Path) -> Classifier:
-    """The classifier that `save` wrote. The folder is untrusted."""
+    """Return the classifier that `save` wrote. The folder is untrusted."""
     path = folder / DESCRIPTION
     if not path.is_file():
         raise UserError(
@@ -183,6 +185,7 @@ def _check_recipe(recipe: Recipe, path: Path) -> None:
 
 
 def _refuse_random(name: str, published: bool, options: dict[str, Any]) -> None:
+    """Raise for a number of classes that no published weights have: the head would be random."""
     if published and "num_classes" in options:
         raise UserError(
             f"{name} has no published weights for {options['num_classes']} classes: give your own"
@@ -191,36 +194,39 @@ def _refuse_random(name: str, published: bool, options: dict[str, Any]) -> None:
 
 
 def _torchvision_names() -> list[str]:
+    """Return the classifiers of torchvision by name."""
     from torchvision import models  # slow to import
 
     return list(models.list_models(module=models))
 
 
 def _torchvision_weights(name: str) -> Any:
-    """The set of weights that NAME@WEIGHTS names; the newest for NAME alone."""
+    """Return the set of weights that NAME@WEIGHTS names; the newest for NAME alone."""
     name, _, chosen = name.partition("@")
     if name not in _torchvision_names():
         raise unknown("torchvision model", name, _torchvision_names())
     from torchvision import models
 
-    known = models.get_model_weights(name)
+    published = models.get_model_weights(name)
     if not chosen:
-        return known.DEFAULT
-    sets = {one.name: one for one in known}
+        return published.DEFAULT
+    sets = {weights.name: weights for weights in published}
     if chosen not in sets:
         raise unknown(f"set of weights of torchvision:{name}", chosen, sets)
     return sets[chosen]
 
 
 def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    """Build a model of torchvision; its published weights say how images are prepared."""
     weights = _torchvision_weights(name)
     name = name.partition("@")[0]
     _refuse_random(name, published, options)
     from torchvision import models
 
-    given = weights if published else None
-    model = _fetch(name, models.get_model, name, weights=given, **options)
+    loaded = weights if published else None
+    model = _fetch(name, models.get_model, name, weights=loaded, **options)
     preset = weights.transforms()
+    # Another size of image keeps the margin around the crop in proportion.
     crop = options.get("image_size", preset.crop_size[0])
     resize = max(crop, round(preset.resize_size[0] * crop / preset.crop_size[0]))
     view = View((crop, crop), resize, interpolation=preset.interpolation.value)
@@ -229,6 +235,7 @@ def _from_torchvision(name: str, published: bool, options: dict[str, Any]) -> Cl
 
 
 def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    """Build a model of timm; its config says how images are prepared."""
     timm = extra("timm", f"timm:{name}")
     if not timm.is_model(name.partition(".")[0]):
         raise unknown("timm model", name, timm.list_models())
@@ -244,25 +251,29 @@ def _from_timm(name: str, published: bool, options: dict[str, Any]) -> Classifie
 
 
 def _from_transformers(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    """Build an image classifier of transformers; its processor says how images are prepared."""
     transformers = extra("transformers", f"transformers:{name}")
     if options.keys() & _CODE_OPTIONS:
         remedy = "build the model in a function of your own, python:FILE.py:FUNCTION"
         raise UserError(f"the code of transformers:{name} is not run: {remedy}")
     _refuse_random(name, published, options)
-    given = {"num_labels" if key == "num_classes" else key: v for key, v in options.items()}
+    # transformers has its own word for the number of classes.
+    renamed = {"num_labels" if key == "num_classes" else key: v for key, v in options.items()}
     auto = transformers.AutoModelForImageClassification
-    model, seen = _from_hub(auto, f"transformers:{name}", published, given)
+    model, seen = _from_hub(auto, f"transformers:{name}", published, renamed)
     labels = [str(model.config.id2label[i]) for i in range(model.config.num_labels)]
     return Classifier(model, classes=labels, **seen)
 
 
 def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    """Build a classifier of prompts from a CLIP-like model of transformers."""
     from sufficit.classifier.zero_shot import check_prompts, zero_shot
 
     transformers = extra("transformers", f"clip:{name}")
-    if unknown_options := options.keys() - {"prompts"}:
-        given = ", ".join(sorted(unknown_options))
-        raise UserError(f"clip:{name} takes prompts, got {given}: leave the others out")
+    others = options.keys() - {"prompts"}
+    if others:
+        listed = ", ".join(sorted(others))
+        raise UserError(f"clip:{name} takes prompts, got {listed}: leave the others out")
     prompts = check_prompts(options.get("prompts"))
     model, seen = _from_hub(transformers.AutoModel, f"clip:{name}", published, {})
     tokenizer = _fetch(name, transformers.AutoTokenizer.from_pretrained, name, **_SAFE)
@@ -270,22 +281,26 @@ def _from_clip(name: str, published: bool, options: dict[str, Any]) -> Classifie
 
 
 def _from_hub(
-    auto: Any, source: str, published: bool, given: dict[str, Any]
+    auto: Any, source: str, published: bool, options: dict[str, Any]
 ) -> tuple[Any, dict[str, Any]]:
-    """A model of transformers, and mean, std and view of its images; no code of the hub is run."""
+    """Return a model of transformers, and mean, std and view of its images.
+
+    No code of the hub is run.
+    """
     transformers = extra("transformers", source)
     name = source.partition(":")[2]
-    where = _SAFE | {key: given.pop(key) for key in _HUB_OPTIONS & given.keys()}
+    where = _SAFE | {key: options.pop(key) for key in _HUB_OPTIONS & options.keys()}
+    # What the config does not know goes to the model's constructor.
     config, rest = _fetch(
         name,
         transformers.AutoConfig.from_pretrained,
         name,
         return_unused_kwargs=True,
-        **given,
+        **options,
         **where,
     )
     kernel = getattr(config, "_attn_implementation", None)
-    if kernel not in _OWN_ATTENTION and "attn_implementation" not in given:
+    if kernel not in _OWN_ATTENTION and "attn_implementation" not in options:
         raise UserError(
             f"{source} asks for the attention {kernel!r:.100}, which may be code from the hub and"
             " is not run: set attn_implementation in its config.json to eager"
@@ -308,7 +323,7 @@ def _from_hub(
 
 
 def _processor_view(processor: Any) -> View:
-    """What a processor of transformers does to an image, as far as a View can express it."""
+    """Return what a processor of transformers does to an image, as far as a View can express it."""
     size = dict(processor.size)
     crop = dict(getattr(processor, "crop_size", None) or {})
     how = Resampling(getattr(processor, "resample", None) or 2).name.lower()
@@ -324,6 +339,7 @@ def _processor_view(processor: Any) -> View:
 
 
 def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    """Build a network that ships with the package."""
     if name not in SMALL_NETS:
         raise unknown("sufficit model", name, SMALL_NETS)
     _refuse_random(name, published, options)
@@ -335,6 +351,7 @@ def _from_sufficit(name: str, published: bool, options: dict[str, Any]) -> Class
 
 
 def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classifier:
+    """Build what a function of the user's returns."""
     function = python_function(name)
     for option in options:
         if not _takes(function, option):
@@ -352,7 +369,7 @@ def _from_python(name: str, published: bool, options: dict[str, Any]) -> Classif
 
 
 def _takes(function: Callable[..., Any], option: str) -> bool:
-    """Whether a function takes an argument by this name; True where that is unknown."""
+    """Return whether a function takes an argument by this name; True where that is unknown."""
     try:
         inspect.signature(function, follow_wrapped=False).bind_partial(**{option: None})
     except TypeError:
@@ -373,17 +390,18 @@ SOURCES: dict[str, Callable[[str, bool, dict[str, Any]], Classifier]] = {
 
 
 def known_models() -> Iterator[tuple[str, str]]:
-    """Every model with a name, and a line about it."""
+    """Return every model with a name, and a line about it."""
     yield "sufficit:digits", "ships with the package: ten digits in noise, 64 pixels"
     yield "sufficit:pets", f"ships with the package: {BREEDS} breeds of cats and dogs, 128 pixels"
     from torchvision.models import get_model_weights
 
     for name in _torchvision_names():
-        known = get_model_weights(name)
-        about = f"{known.DEFAULT.meta['num_params'] / 1e6:.1f} million weights, ImageNet"
-        others = [one.name for one in known if one is not known.DEFAULT]
+        published = get_model_weights(name)
+        newest = published.DEFAULT
+        about = f"{newest.meta['num_params'] / 1e6:.1f} million weights, ImageNet"
+        others = [weights.name for weights in published if weights is not newest]
         if others:
-            about += f"; {known.DEFAULT.name}, also @{', @'.join(others)}"
+            about += f"; {newest.name}, also @{', @'.join(others)}"
         yield f"torchvision:{name}", about
     try:
         timm = import_module("timm")
@@ -396,7 +414,7 @@ def known_models() -> Iterator[tuple[str, str]]:
 
 
 def extra(name: str, needed_by: str) -> ModuleType:
-    """The package behind an extra; raise with the command that installs it."""
+    """Return the package behind an extra; raise with the command that installs it."""
     try:
         return import_module(EXTRAS.get(name, name))
     except ImportError as error:
@@ -404,10 +422,10 @@ def extra(name: str, needed_by: str) -> ModuleType:
         raise UserError(f"{needed_by} needs the extra {name}: {remedy}") from error
 
 
-def _fetch(model: str, build: Callable[..., Any], *given: Any, **options: Any) -> Any:
-    """What a library builds of a model; what it raises becomes one line with the remedy."""
+def _fetch(model: str, build: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Return what a library builds of a model; what it raises becomes one line with the remedy."""
     try:
-        return build(*given, **options)
+        return build(*arguments, **options)
     except UserError:
         raise
     except TypeError as error:

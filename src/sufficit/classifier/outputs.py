@@ -19,20 +19,29 @@ class OutputWarning(UserWarning):
 
 
 def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -> Tensor:
-    """What a model gives for each class: a tensor, its .logits, or the first of a tuple: [N,C]."""
+    """Return what a model gives for each class: [N,C].
+
+    That is the tensor it returns, its .logits, or the first tensor of a tuple.
+    """
     try:
         output = model(inputs)
     except RuntimeError as error:
-        found = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
-        if found is None or int(found[2]) != inputs.shape[1]:
+        # torch's own words: the first convolution says what the model wants.
+        counts = re.search(r"to have (\d+) channels, but got (\d+) channels", str(error))
+        if counts is None or int(counts[2]) != inputs.shape[1]:
             raise
-        wanted = int(found[1])
-        given = inputs.shape[1]
-        way = f"images[:, :{wanted}]" if given > wanted else f"images of {wanted} channels"
-        way = f"images.expand(-1, {wanted}, -1, -1)" if given == 1 else way
-        way = "images.mean(1, keepdim=True)" if wanted == 1 else way
+        wanted = int(counts[1])
+        came = inputs.shape[1]
+        if wanted == 1:
+            way = "images.mean(1, keepdim=True)"
+        elif came == 1:
+            way = f"images.expand(-1, {wanted}, -1, -1)"
+        elif came > wanted:
+            way = f"images[:, :{wanted}]"
+        else:
+            way = f"images of {wanted} channels"
         raise UserError(
-            f"images must have {wanted} channels for this model, got {given}: convert them to {way}"
+            f"images must have {wanted} channels for this model, got {came}: convert them to {way}"
         ) from error
     except TypeError as error:
         if not str(error).startswith(f"{type(model).__qualname__}.forward() missing"):
@@ -47,9 +56,9 @@ def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -
     n = inputs.shape[0]  # unlike a length, it may be unknown while a model is exported
     tensor = isinstance(output, Tensor)
     if not tensor or output.ndim != 2 or output.shape[0] != n or output.shape[1] < 2:
-        came = list(output.shape) if tensor else type(output).__name__
+        shape = list(output.shape) if tensor else type(output).__name__
         raise UserError(
-            f"the model must give logits [N,C] = [{n},C] of two classes or more, got {came}: "
+            f"the model must give logits [N,C] = [{n},C] of two classes or more, got {shape}: "
             "wrap it in a module that returns them"
         )
     if classes is not None and len(classes) != output.shape[1]:
@@ -61,7 +70,7 @@ def output_of(model: nn.Module, inputs: Tensor, classes: Sequence[str] | None) -
 
 
 def as_logit(values: Any, n: int) -> Tensor:
-    """The numbers of a score as logits of one class: [N] -> [N,1]."""
+    """Return the numbers of a score as logits of one class: [N] -> [N,1]."""
     if not isinstance(values, Tensor) or values.shape != (n,) or values.is_complex():
         came = list(values.shape) if isinstance(values, Tensor) else type(values).__name__
         raise UserError(
@@ -72,7 +81,7 @@ def as_logit(values: Any, n: int) -> Tensor:
 
 
 def kind_of(output: Tensor, *, probabilities: bool = False) -> str | None:
-    """Softmax if each row is non-negative and sums to 1, of finite [N,C].
+    """Return softmax if each row is non-negative and sums to 1, of finite [N,C].
 
     Rows of zeros and a single one may as well be logits of a model made by hand, unless they are
     known to be `probabilities`: those are of a softmax that is sure, or else of a sigmoid.
@@ -81,6 +90,7 @@ def kind_of(output: Tensor, *, probabilities: bool = False) -> str | None:
     >>> kind_of(logits), kind_of(logits.softmax(1)), kind_of(logits.sigmoid(), probabilities=True)
     (None, 'softmax', 'sigmoid')
     """
+    # Doubles, so that a thousand classes add no rounding of their own.
     values = output.double()
     whole = (values.sum(1) - 1).abs().amax() <= SUMS_TO_ONE.get(output.dtype, 1e-4)
     between = bool(((values > 0) & (values < 1)).any())
@@ -90,7 +100,7 @@ def kind_of(output: Tensor, *, probabilities: bool = False) -> str | None:
 
 
 def to_logits(output: Tensor, kind: str | None) -> Tensor:
-    """The logits that a sigmoid had, or a softmax, of which each row then has the mean 0: [N,C].
+    """Return the logits behind a sigmoid, or behind a softmax, then with the mean 0 per row: [N,C].
 
     >>> to_logits(torch.tensor([[3.0, 1.0, -1.0]]).softmax(1), "softmax").round(decimals=4)
     tensor([[ 2.,  0., -2.]])

@@ -35,7 +35,7 @@ def copied(classifier: Classifier) -> Classifier:
 
 
 def cascade(classifier: Classifier, images: Tensor, steps: int = STEPS) -> list[Block]:
-    """The blocks to re-initialise, from the output to the input, at most `steps`.
+    """Return the blocks to re-initialise, from the output to the input, at most `steps`.
 
     Neighbouring blocks are merged if there are too many, but the one at the output stays alone.
     """
@@ -50,8 +50,9 @@ def cascade(classifier: Classifier, images: Tensor, steps: int = STEPS) -> list[
         runs = [(name, list(run)) for name, run in groupby(units, key=cut)]
         if max(len(run) for _, run in runs) <= len(units) / 2:
             break
-    modules = [tuple(chain(*(units[one] for one in run))) for _, run in runs]
-    blocks = [Block(run[0] or "(model)", each) for run, each in zip(runs, modules, strict=True)]
+    blocks = [
+        Block(name or "(model)", tuple(chain(*(units[unit] for unit in run)))) for name, run in runs
+    ]
     if len(blocks) <= steps:
         return blocks
     sizes = [len(blocks)]
@@ -73,7 +74,7 @@ def randomise(model: nn.Module, block: Block, seed: int) -> None:
 
 
 def _units(classifier: Classifier, images: Tensor) -> dict[str, list[str]]:
-    """Modules with weights of their own by the module that calls them, last used first.
+    """Return modules with weights of their own by the module that calls them, last used first.
 
     A module that is never called itself, as the projection inside nn.MultiheadAttention, belongs to
     the nearest parent that is called.
@@ -96,15 +97,16 @@ def _units(classifier: Classifier, images: Tensor) -> dict[str, list[str]]:
             while home not in homes:
                 home = home.rpartition(".")[0]
             homes[home].append(name)
-    return {home: found for home, found in homes.items() if found}
+    return {home: modules for home, modules in homes.items() if modules}
 
 
 def _has_statistics(module: nn.Module) -> bool:
+    """Return whether a module keeps running statistics, as batch norms do."""
     return isinstance(getattr(module, "running_mean", None), Tensor)
 
 
 def _joined(blocks: list[Block]) -> Block:
-    """One block of several.
+    """Return one block of several.
 
     >>> _joined([Block("encoder.layer_2", ()), Block("encoder.layer_1", ())]).name
     'encoder.layer_2 to layer_1'
@@ -133,6 +135,7 @@ def _reset(module: nn.Module) -> None:
         for weight in module.parameters(recurse=False):
             order = torch.randperm(weight.numel()).to(weight.device)
             weight.copy_(weight.flatten()[order].view_as(weight))
+        # Statistics of trained weights would keep a part of what the model has learned.
         if _has_statistics(module):
             module.get_buffer("running_mean").zero_()
             module.get_buffer("running_var").fill_(1)

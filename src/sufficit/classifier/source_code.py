@@ -26,27 +26,29 @@ Result = TypeVar("Result")
 
 
 def code_digest(*made: object) -> str:
-    """A short digest of the user's code that defines functions and classes; "" where none does.
+    """Return a short digest of the user's code that defines functions and classes.
 
     It covers their files and the files in the same folders that they import, also inside of
-    functions.
-    Where the files are does not count. Of installed packages the versions count.
+    functions. Where the files are does not count. Of installed packages the versions count. It is
+    "" where no code of the user's defines anything.
     """
     files = set[Path]()
     rest = set[str]()
-    for one in {id(one): one for one in map(_defined, made)}.values():
+    definitions = {id(definition): definition for definition in map(_defined, made)}
+    for definition in definitions.values():
         try:
-            path = Path(inspect.getfile(one)).resolve()  # type: ignore[arg-type]  # refused below
+            path = Path(inspect.getfile(definition)).resolve()  # type: ignore[arg-type]  # caught
             if path.is_file():
                 files.add(path)
             else:  # of a notebook
-                rest.add(inspect.getsource(one))  # type: ignore[arg-type]
+                rest.add(inspect.getsource(definition))  # type: ignore[arg-type]
         except (OSError, TypeError):  # of a library in C, or typed into a terminal
-            rest.add(getattr(one, "__qualname__", ""))
+            rest.add(getattr(definition, "__qualname__", ""))
     files = {path for path in files if not is_installed(path)}
-    known = {sha256(path.read_bytes()).hexdigest() for path in _with_imports(files)}
-    texts = sorted(known | {sha256(text.encode()).hexdigest() for text in rest if text})
-    return sha256("".join(texts).encode()).hexdigest()[:16] if texts else ""
+    digests = {sha256(path.read_bytes()).hexdigest() for path in _with_imports(files)}
+    digests |= {sha256(text.encode()).hexdigest() for text in rest if text}
+    # Sorted, so that neither the order nor the place of the files counts.
+    return sha256("".join(sorted(digests)).encode()).hexdigest()[:16] if digests else ""
 
 
 def identity_of(made: object) -> str:
@@ -56,23 +58,27 @@ def identity_of(made: object) -> str:
     """
     defined = _defined(made)
     line = getattr(getattr(defined, "__code__", None), "co_firstlineno", "")
-    found = [code_digest(made), f"{getattr(defined, '__qualname__', '')}:{line}"]
-    one = made
-    while isinstance(one, partial):
-        found += filter(None, (_plain(value) for value in (one.args, one.keywords)))
-        one = one.func
-    if not (inspect.isroutine(one) or inspect.isclass(one) or isinstance(one, nn.Module)):
-        found += filter(None, [_plain(getattr(one, "__dict__", {}))])
-    return "/".join(filter(None, found))
+    parts = [code_digest(made), f"{getattr(defined, '__qualname__', '')}:{line}"]
+    inner = made
+    while isinstance(inner, partial):
+        parts += [_plain(inner.args), _plain(inner.keywords)]
+        inner = inner.func
+    # A model is recognised by its weights, elsewhere; any other object by what it holds.
+    if not (inspect.isroutine(inner) or inspect.isclass(inner) or isinstance(inner, nn.Module)):
+        parts.append(_plain(getattr(inner, "__dict__", {})))
+    return "/".join(filter(None, parts))
 
 
 def _plain(value: object) -> str:
-    """The numbers and words in a value, as text that is the same in every process; "" for none."""
+    """Return the numbers and words in a value, as text that is the same in every process.
+
+    Other objects count for nothing: their text may hold an address.
+    """
     if isinstance(value, str | bytes | int | float | bool):
         return repr(value)
     if isinstance(value, Mapping):
-        known = {str(key): _plain(one) for key, one in value.items()}
-        return ",".join(f"{key}={one}" for key, one in sorted(known.items()) if one)
+        texts = {str(key): _plain(item) for key, item in value.items()}
+        return ",".join(f"{key}={text}" for key, text in sorted(texts.items()) if text)
     if isinstance(value, set | frozenset):
         return ",".join(sorted(filter(None, map(_plain, value))))
     if isinstance(value, tuple | list):
@@ -81,42 +87,43 @@ def _plain(value: object) -> str:
 
 
 def code_of(model: nn.Module) -> str:
-    """The digest of the user's code that defines a model's classes."""
+    """Return the digest of the user's code that defines a model's classes."""
     return code_digest(*{type(module) for module in model.modules()})
 
 
 def versions_of(model: nn.Module) -> dict[str, str]:
-    """The versions of the packages that define a model's classes."""
-    found = dict[str, str]()
+    """Return the versions of the packages that define a model's classes."""
+    versions = dict[str, str]()
     for name in sorted({type(m).__module__.partition(".")[0] for m in model.modules()}):
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def is_installed(path: Path) -> bool:
-    """Whether a file is of Python, of an installed package or of this one."""
+    """Return whether a file is of Python, of an installed package or of this one."""
     path = path.resolve()
     packages = {"site-packages", "dist-packages"}
     homes = (Path(os.__file__).resolve().parent, OURS.resolve())
     return not packages.isdisjoint(path.parts) or any(path.is_relative_to(h) for h in homes)
 
 
-def _defined(one: object) -> object:
-    """The function or class that says what an object does."""
-    while isinstance(one, partial):
-        one = one.func
-    one = inspect.unwrap(one) if callable(one) else one
-    known = inspect.isroutine(one) or inspect.isclass(one)
-    return one if known else type(one)
+def _defined(made: object) -> object:
+    """Return the function or class that says what an object does."""
+    while isinstance(made, partial):
+        made = made.func
+    if callable(made):
+        made = inspect.unwrap(made)
+    return made if inspect.isroutine(made) or inspect.isclass(made) else type(made)
 
 
 def _with_imports(files: Iterable[Path]) -> set[Path]:
-    """The files, and the user's files that they import."""
-    found = set(files)
-    own = [p for p in map(Path, sys.path) if not is_installed(p)]
+    """Return the files, and the user's files that they import."""
+    every = set(files)
+    own = [path for path in map(Path, sys.path) if not is_installed(path)]
     invalidate_caches()  # a file may have been written a moment ago
     for file in files:
+        # Imports of a package's module are relative to the folder above the package.
         root = file.parent
         name = file.stem
         while (root / "__init__.py").exists():
@@ -126,27 +133,28 @@ def _with_imports(files: Iterable[Path]) -> set[Path]:
         with suppress(SyntaxError, ValueError, OSError, ImportError):  # said when it is imported
             finder.import_hook(name)
         named = (getattr(module, "__file__", None) for module in finder.modules.values())
-        found |= {Path(path).resolve() for path in named if path and Path(path).is_file()}
-    return found
+        every |= {Path(path).resolve() for path in named if path and Path(path).is_file()}
+    return every
 
 
 def python_function(name: str) -> Callable[..., Any]:
-    """The user's function FILE.py:FUNCTION or MODULE:FUNCTION. Its file is run."""
+    """Return the user's function FILE.py:FUNCTION or MODULE:FUNCTION. Its file is run."""
     place, _, function = name.rpartition(":")
     if not place:
         raise UserError(f"python:{name} names no function: write python:FILE.py:FUNCTION")
     if place.endswith(".py") and not Path(place).is_file():
-        raise UserError(f"no Python file at {place}: check the path")
-    found = getattr(run_user_code(place, lambda: _python_module(place)), function, None)
-    if found is None:
-        raise UserError(f"{place} has no function {function!r}: check the name")
-    if not callable(found):
-        raise UserError(f"{function!r} in {place} must be a function, got {type(found).__name__}")
-    return found  # type: ignore[no-any-return]  # getattr has no type
+        raise UserError(f"no Python file at {place}")
+    module = run_user_code(place, lambda: _python_module(place))
+    made = getattr(module, function, None)
+    if made is None:
+        raise UserError(f"{place} has no function {function!r}")
+    if not callable(made):
+        raise UserError(f"{function!r} in {place} must be a function, got {type(made).__name__}")
+    return made  # type: ignore[no-any-return]  # getattr has no type
 
 
 def _python_module(place: str) -> ModuleType:
-    """The user's module, which may import its neighbours."""
+    """Return the user's module, which may import its neighbours."""
     path = Path(place)
     spec = spec_from_file_location(path.stem, path) if path.suffix == ".py" else None
     if spec is None or spec.loader is None:
@@ -162,7 +170,7 @@ def _python_module(place: str) -> ModuleType:
 
 
 def run_user_code(name: str, run: Callable[[], Result]) -> Result:
-    """What the user's code returns; what it raises becomes one line that says where."""
+    """Return what the user's code returns; what it raises becomes one line that says where."""
     try:
         return run()
     except (torch.OutOfMemoryError, NotFiniteError, SkipError):

@@ -32,7 +32,7 @@ class ZeroShot(nn.Module):
         self.register_buffer("bias", shift)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits of the prompts."""
+        """Return logits of the prompts."""
         features = self.projection(self.vision(pixel_values=images).pooler_output)
         cosines = nn.functional.normalize(features, dim=1) @ self.texts.T
         logits: Tensor = self.scale * cosines + self.bias
@@ -40,7 +40,7 @@ class ZeroShot(nn.Module):
 
 
 def zero_shot(model: Any, tokenizer: Any, prompts: Sequence[str]) -> ZeroShot:
-    """A classifier of prompts from a model of transformers and its tokenizer."""
+    """Return a classifier of prompts from a model of transformers and its tokenizer."""
     parts = ("vision_model", "get_text_features", "logit_scale")
     if not all(hasattr(model, part) for part in parts):
         raise UserError(
@@ -52,14 +52,15 @@ def zero_shot(model: Any, tokenizer: Any, prompts: Sequence[str]) -> ZeroShot:
     padding = {"padding": "max_length", "max_length": 64} if fixed else {"padding": True}
     tokens = tokenizer(list(prompts), truncation=True, return_tensors="pt", **padding)
     with torch.no_grad():
-        found = model.eval().get_text_features(**tokens)
-    return ZeroShot(model, getattr(found, "pooler_output", found))
+        features = model.eval().get_text_features(**tokens)
+    # Newer versions of transformers return an object, older ones the tensor.
+    return ZeroShot(model, getattr(features, "pooler_output", features))
 
 
 def check_prompts(prompts: Any) -> list[str]:
-    """The prompts, two or more different texts; raise for anything else."""
-    texts = [one.strip() if isinstance(one, str) else one for one in prompts or ()]
-    wrong = isinstance(prompts, str) or not all(isinstance(one, str) and one for one in texts)
+    """Return the prompts, two or more different texts; raise for anything else."""
+    texts = [text.strip() if isinstance(text, str) else text for text in prompts or ()]
+    wrong = isinstance(prompts, str) or not all(isinstance(text, str) and text for text in texts)
     if wrong or len(texts) < 2 or len({*texts}) < len(texts):
         raise UserError(
             f"clip: needs two or more different prompts, one per class, got {prompts!r:.200}:"

@@ -6,7 +6,7 @@ import warnings
 from importlib import import_module
 from io import TextIOWrapper
 
-from sufficit.cli.console import PanelCommand, app, err, warn
+from sufficit.cli.console import GROUPS, PanelCommand, app, err, warn
 from sufficit.errors import UserError
 from sufficit.outside import literal
 
@@ -18,8 +18,13 @@ __all__ = ["app", "main"]
 
 for command in COMMANDS:
     import_module(f"sufficit.cli.{command}")  # adds its commands to the app
+order = {name: group for group, names in GROUPS.items() for name in names}
 for registered in app.registered_commands:
+    assert registered.callback is not None
+    name = registered.name or registered.callback.__name__
+    registered.name, registered.rich_help_panel = name, order[name]
     registered.cls = PanelCommand
+app.registered_commands.sort(key=lambda one: [*order].index(one.name or ""))
 
 
 def main() -> None:

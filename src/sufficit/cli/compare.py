@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sufficit.cli.console import app, out, print_skipped, resumable, say, scored, warn
+from sufficit.cli.console import (
+    app,
+    out,
+    print_skipped,
+    resumable,
+    say,
+    say_next,
+    scored,
+    warn,
+)
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options, shown_options
 from sufficit.files import check_output, place
 from sufficit.loggers import check_log
@@ -78,6 +87,7 @@ def compare(
             f" --config {out_folder / 'RUN.toml'} --out ANOTHER",
             soft_wrap=True,
         )
+    say_next("sufficit", "figure", out_folder, "--images", "best:2,worst", "--kept")
 
 
 def print_results(results: "RunResults", *, verbose: bool = False, further: bool = True) -> None:

@@ -1,6 +1,7 @@
 """The app that every command joins: its help in panels, where it prints, the page it opens."""
 
 import os
+import shlex
 import sys
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
@@ -24,6 +25,12 @@ if TYPE_CHECKING:
     from sufficit.runs.results import RunResults
 
 
+GROUPS = {  # of commands, in the order of `sufficit --help`
+    "Start": ("demo", "compare", "report"),
+    "Explain": ("explain", "evaluate", "serve", "train-lax", "export"),
+    "Check": ("sanity", "train-twin"),
+    "More": ("figure", "status", "methods", "models"),
+}
 FIRST = {  # command: the options to read first
     "compare": (
         *("model", "data", "methods", "to", "images", "quick", "targets", "alpha_min", "fills"),
@@ -218,8 +225,8 @@ def units_kept(folder: Path) -> str:
         state = Store(folder).state()
         if state.is_finished:
             return (
-                f"the results in {folder} are complete, but for pictures. The same compare again"
-                f" draws them all, `sufficit report {folder}` draws the report."
+                f"the results in {folder} are complete, the figures are not. Run the same command"
+                f" again, or only `sufficit report {folder}`."
             )
         kept = f"{state.done_images} of {state.images} images are done and kept"
     return f"{kept}. {RESUME}"
@@ -237,6 +244,11 @@ def table(title: str, heads: Sequence[str], *, left: int = 1, **look: Any) -> Ta
 def say(text: object, *, soft_wrap: bool = False) -> None:
     """Print a sentence as it is, without colours; `soft_wrap` leaves the lines to the terminal."""
     out.print(literal(text), highlight=False, soft_wrap=soft_wrap)
+
+
+def say_next(*words: object, where: str = "") -> None:
+    """End a command with the one that usually follows; `where` says what to replace in it."""
+    say(f"Next{where}: {shlex.join(map(str, words))}", soft_wrap=True)
 
 
 def warn(text: object) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sufficit.cli.compare import REPORT, print_results, write_pictures
-from sufficit.cli.console import app, out, resumable, say, show_page
+from sufficit.cli.console import app, out, resumable, say, say_next, show_page
 from sufficit.cli.options import OutOption, SeedOption, was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder, place, writing
@@ -95,6 +95,8 @@ def demo(
     words = "is open in your browser" if opened else "opens in any browser"
     out.print()
     say(f"Report: {report} {words}, without a network.", soft_wrap=True)
+    model = ("--model", "torchvision:resnet50")
+    say_next("sufficit", "explain", "PHOTOS", *model, where=", with a folder of your own as PHOTOS")
 
 
 def run_photos(folder: Path, n: int, seed: int) -> "RunResults":

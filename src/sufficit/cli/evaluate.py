@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sufficit.cli.console import app, out, print_skipped, resumable, say, scored, table, warn
+from sufficit.cli.console import (
+    app,
+    out,
+    print_skipped,
+    resumable,
+    say,
+    say_next,
+    scored,
+    table,
+    warn,
+)
 from sufficit.cli.options import JsonOption, OutOption, OverwriteOption, run_options, shown_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
@@ -90,7 +100,8 @@ def evaluate(
     if verbose:
         calls = results.rows.column(SOURCE, "calls")
         out.print(f"Model calls: {int(calls.sum())}, {calls.min()} to {calls.max()} per image.")
-    say(f"Results: {out_folder}. For a report: sufficit report {out_folder}", soft_wrap=True)
+    say(f"Results: {out_folder}", soft_wrap=True)
+    say_next("sufficit", "report", out_folder)
 
 
 def _summary_table(results: "RunResults") -> "Table":

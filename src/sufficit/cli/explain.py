@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sufficit.cli.console import app, print_skipped, resumable, say, warn
+from sufficit.cli.console import app, print_skipped, resumable, say, say_next, warn
 from sufficit.cli.options import OutOption, OverwriteOption, run_options
 from sufficit.errors import UserError
 from sufficit.files import check_output, place
@@ -61,9 +61,9 @@ def explain(
 ) -> None:
     """Show the region of each image that is enough for the model, with a certificate.
 
-    Each method orders the pixels; the model is asked which share of them suffices. Written are a
-    picture of each region, a sheet, certificates.csv, and heatmap files that `sufficit compare`
-    reads. --no-fit draws plain heatmaps. Run the same command again to resume.
+    Each method orders the pixels, and the model is run on growing shares of them until one is
+    enough. The results are a picture of each region, a sheet, certificates.csv, and heatmap files
+    for `sufficit compare`. --no-fit writes plain heatmaps. Run the same command again to resume.
 
     **Examples**
 
@@ -113,6 +113,19 @@ def explain(
     _print_sentences(out_folder, record["no_region"])
     for path in sorted(out_folder.iterdir()):
         say(path, soft_wrap=True)
+    _say_compare(config, given_images)
+
+
+def _say_compare(config: RunConfig, images: list[Path]) -> None:
+    """Say how to score the methods: whether what they mark is better than what controls mark."""
+    from sufficit.explainers.words import FIT
+
+    plain = [word.removesuffix(FIT) for word in config.methods]
+    methods = dict.fromkeys([*plain, *config.methods])
+    folder = images[0] if len(images) == 1 and images[0].is_dir() else None
+    given = ("--model", config.model, "--data", folder or "PHOTOS", "--methods", ",".join(methods))
+    where = "" if folder else ", with a folder of your own as PHOTOS"
+    say_next("sufficit", "compare", *given, "--targets", "prediction", where=where)
 
 
 def _recommended(classifier: "Classifier", source: "ImageSource") -> str:

@@ -36,3 +36,4 @@ def export(
     classifier = load_model(config)
     path = lax.export(classifier, place(to))
     say(f"Written and checked in onnxruntime: {path}", soft_wrap=True)
+    say(f"Next, in Python: onnxruntime.InferenceSession({str(path)!r})", soft_wrap=True)

@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sufficit.cli.console import app, say
+from sufficit.cli.console import app, say, say_next
 from sufficit.cli.options import listed, was_given
 from sufficit.errors import UserError
 from sufficit.files import check_output, make_folder, place
@@ -51,14 +51,12 @@ def figure(
     ] = "show,hide,insertion_percent,deletion_percent",
     width: Annotated[str, typer.Option(help="column (3.3 in), page (6.9 in), or inches.")] = "page",
     font: Annotated[float, typer.Option(help="Size of titles in points.", min=4, max=40)] = 8,
-    dpi: Annotated[
-        float, typer.Option(help="Of .png, and of nothing else.", min=20, max=2400)
-    ] = 300,
+    dpi: Annotated[float, typer.Option(help="Resolution of a .png file.", min=20, max=2400)] = 300,
     data: Annotated[
         str | None, typer.Option(help="Where the images are now, if they were moved.")
     ] = None,
 ) -> None:
-    """Draw a figure for a paper from a finished comparison; its numbers are the run's.
+    """Draw a figure for a paper from a finished comparison, without the model.
 
     **Examples**
 
@@ -90,3 +88,5 @@ def figure(
     make_folder(out_file.parent)
     plots.save(drawn, out_file, dpi=dpi, tight=False)
     say(out_file, soft_wrap=True)
+    other = "curves" if show == "sheet" else "sheet"
+    say_next("sufficit", "figure", run, "--show", other, "--out", f"{other}{out_file.suffix}")

@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from sufficit.cli.console import app, out
+from sufficit.cli.console import app, out, say_next
 from sufficit.cli.options import JsonOption
 from sufficit.errors import UserError
 from sufficit.outside import literal
@@ -17,7 +17,7 @@ def methods(
     name: Annotated[str, typer.Argument(help="A method, to see all about it.")] = "",
     as_json: JsonOption = False,
 ) -> None:
-    """List the explanation methods with cost and purpose; of one method also its options.
+    """List the explanation methods with cost and purpose, or the options of one method.
 
     Cost is in forward passes per image; a backward pass counts as two. Give options after the
     name: --methods finer-cam:nearest=5.
@@ -49,6 +49,7 @@ def methods(
             out.print(f"[bold]{key}[/]", literal(shown), highlight=False)
             for option, about in value.items() if isinstance(value, dict) else ():
                 out.print(literal(f"  {option}={about['default']}: {about['about']}"))
+        _say_explain("torchvision:resnet50", "--methods", name)
         return
     table = Table(box=None, padding=(0, 1, 0, 0))
     for head in ("method", "cost", "for"):
@@ -75,6 +76,13 @@ def methods(
         " vision transformer.",
         highlight=False,
     )
+    say_next("sufficit", "methods", usual)
+
+
+def _say_explain(model: str, *words: str) -> None:
+    """Say how to explain photographs with a model."""
+    ours = "sufficit", "explain", "PHOTOS", "--model", model, *words
+    say_next(*ours, where=", with a folder of your own as PHOTOS")
 
 
 @app.command()
@@ -103,3 +111,4 @@ def models(
         highlight=False,
     )
     out.print("Also transformers:NAME from the hub, a saved one's folder, python:FILE.py:FUNCTION.")
+    _say_explain(next(known for known, _ in known_models() if pattern.lower() in known.lower()))

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from sufficit.cli.console import app, say, show_page
+from sufficit.cli.console import app, say, say_next, show_page
 from sufficit.files import check_output, place
 
 
@@ -39,3 +39,4 @@ def report(
     say(str(path), soft_wrap=True)
     if open_report:
         show_page(path, wanted=True)
+    say_next("sufficit", "figure", run)

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sufficit.cli.console import app, out, print_skipped, resumable, say, table
+from sufficit.cli.console import app, out, print_skipped, resumable, say, say_next, table
 from sufficit.cli.options import OutOption, OverwriteOption, run_options
 from sufficit.files import check_output, place
 from sufficit.outside import literal
@@ -56,6 +56,9 @@ def sanity(
     print_skipped(result.skipped)
     _print_report(result.report)
     say(f"Written to {out_folder}: report.html, sanity.csv, sanity.png, run.json")
+    methods = ",".join(config.methods)
+    given = ("--model", config.model, "--data", config.data, "--methods", methods)
+    say_next("sufficit", "compare", *given)
 
 
 def _print_report(report: "SanityReport") -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sufficit.cli.console import RESUME, app, out, say
+from sufficit.cli.console import RESUME, app, out, say, say_next
 from sufficit.cli.options import JsonOption
 from sufficit.files import CHECKPOINT, place, read_json
 from sufficit.outside import literal
@@ -55,6 +55,7 @@ def status(
         return
     if state.is_finished:
         out.print(f"Finished: {state.images} images.")
+        say_next("sufficit", "report", run)
         return
     out.print(f"{state.done} of {state.units} units")
     out.print(f"{state.done_images} of {state.images} images")
@@ -68,6 +69,8 @@ def status(
         out.print(literal(f"Failed: unit {one['unit']} ({named}{more}): {one['reason']}"))
     if state.failed:
         out.print("Run the same command again to retry failed units; --json names all images.")
+    else:
+        out.print("If it no longer runs, the same command resumes it.")
 
 
 def _training(folder: Path) -> dict[str, Any] | None:

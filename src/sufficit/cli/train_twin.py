@@ -20,7 +20,7 @@ def train_twin(
     further: dict[str, Any],
     to: Annotated[str, typer.Option("--out", help="Folder for the twin.")],
 ) -> None:
-    """Train a twin: a copy of the model that is used to hidden pixels, to score with.
+    """Train a twin: a copy of the model, tuned on masked images, as a second judge of explanations.
 
     It learns from images under random masks and never sees an explanation. The model does not
     change. Run the same command again to resume an interrupted run.

@@ -44,21 +44,22 @@ class Batch:
         """Return what is known under a key; compute it at the first call."""
         if key not in self.known:
             self.known[key] = compute()
-        found: Any = self.known[key]
-        return found  # type: ignore[no-any-return]  # the key says what it is
+        value: Any = self.known[key]
+        return value  # type: ignore[no-any-return]  # the key says what it is
 
     def for_another_model(self) -> "Batch":
         """Return the same images without the cache, which holds what one model said of them."""
         return replace(self, known={})
 
     def places(self, sample: Sample) -> list[int]:
-        """The rows of the images that belong to a sample."""
+        """Return the rows of the images that belong to a sample."""
         return [
             row for row, number in enumerate(self.numbers) if sample is None or number in sample
         ]
 
     def rows(self, some: Sequence[int]) -> "Batch":
-        """Some of the images, with all that is known of them."""
+        """Return some of the images, with all that is known of them."""
+        # The same batch, so that what is found out later is known to both.
         if list(some) == list(range(len(self))):
             return self
         places = list(some)

@@ -59,9 +59,10 @@ def synthetic_digits(n: int, *, seed: int = 0, held_out: bool = True, copies: in
 def draw_digits(
     n: int, seed: int, copies: int, *, held_out: bool, second: Choice | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Images, the label of each digit and its ink: [n,3,H,W], [n,copies], [n,copies,H,W].
+    """Return images, the label of each digit and its ink: [n,3,H,W], [n,copies], [n,copies,H,W].
 
-    `second` chooses other digits than the first one, by a last chance.
+    `second` chooses other digits than the first one, by a last chance. The order of the chances
+    makes the images: nothing may be drawn between them.
     """
     strokes, labels = embedded_digits(held_out)
     drawn = torch.rand(n, PIXELS + CHOICES, generator=torch.Generator().manual_seed(seed))
@@ -78,16 +79,18 @@ def draw_digits(
         count = _whole(chance, 0, BOXES + 1)
         # Every image draws for all boxes, so that what comes after has the same chances.
         for box in range(BOXES):
-            h, w = _whole(chance, 4, 25), _whole(chance, 4, 25)
-            y, x = _whole(chance, 0, SIDE - h), _whole(chance, 0, SIDE - w)
+            h = _whole(chance, 4, 25)
+            w = _whole(chance, 4, 25)
+            y = _whole(chance, 0, SIDE - h)
+            x = _whole(chance, 0, SIDE - w)
             colour = 0.8 * _colour(chance)
             if box < count:
                 images[i, :, y : y + h, x : x + w] = colour
         room = SIDE // copies
         for copy, digit in enumerate(chosen[i].tolist()):
             side = _whole(chance, 20, min(room, 40) + 1)
-            y, x = _whole(chance, 0, SIDE - side + 1), _whole(chance, 0, room - side + 1)
-            left = copy * room + x
+            y = _whole(chance, 0, SIDE - side + 1)
+            left = copy * room + _whole(chance, 0, room - side + 1)
             stroke = strokes[digit, None, None]
             scaled = F.interpolate(stroke, (side, side), mode="bilinear", antialias=True)
             ink[i, copy, y : y + side, left : left + side] = scaled[0, 0].clamp(0, 1)
@@ -97,8 +100,9 @@ def draw_digits(
 
 @cache
 def embedded_digits(held_out: bool) -> tuple[Tensor, Tensor]:
-    """The digits [n,28,28] in 0..1 and their labels, the held-out part or the other."""
+    """Return the digits [n,28,28] in 0..1 and their labels, the held-out part or the other."""
     pixels, classes = extra("digits", "drawing digits").mnist_data()
+    # The same shuffle always: what was held out once must not be trained on later.
     order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(0))
     part = order[-HELD_OUT:] if held_out else order[:-HELD_OUT]
     strokes = torch.from_numpy(pixels).float().view(-1, 28, 28) / 255
@@ -115,20 +119,20 @@ def compose_all(
     images = []
     masks = []
     rows = torch.arange(n, device=labels.device)
-    for some in rows.split(_CHUNK):
-        made, ink = compose(strokes[some % len(labels), None], some, salt_of(key))
-        images.append((made * 255).round().to(torch.uint8))
+    for numbers in rows.split(_CHUNK):
+        pixels, ink = compose(strokes[numbers % len(labels), None], numbers, salt_of(key))
+        images.append((pixels * 255).round().to(torch.uint8))
         masks.append(ink[:, 0] > 0.5)
     return torch.cat(images), labels[rows % len(labels)], torch.cat(masks)
 
 
 def salt_of(key: tuple[int, str]) -> int:
-    """A number for (seed, part)."""
+    """Return a number for (seed, part)."""
     return key[0] * 2 + ("train", "test").index(key[1])
 
 
 def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor]:
-    """Images of D digits from left to right: [N,D,28,28], [N] -> [N,3,64,64], [N,D,64,64]."""
+    """Return images of D digits in a row, and ink: [N,D,28,28], [N] -> [N,3,64,64], [N,D,64,64]."""
     digits = strokes.shape[1]
     drawn = chances(numbers, PIXELS + BULK_CHOICES + 3 * (digits - 1), salt)
     images = 0.6 * drawn[:, :PIXELS].view(-1, 3, SIDE, SIDE)
@@ -148,8 +152,10 @@ def compose(strokes: Tensor, numbers: Tensor, salt: int) -> tuple[Tensor, Tensor
         side = wholes(next(chance), 20, min(room, 40) + 1)
         corner = torch.stack([wholes(next(chance), 0, r - side + 1) for r in (SIDE, room)], 1)
         corner[:, 1] += digit * room
+        # Each pixel's place in the digit's square, -1..1 inside: grid_sample reads zeros outside.
         places = (line + 0.5 - corner[..., None]) / side[:, None, None] * 2 - 1  # [n,2,64]
-        rows, columns = places[:, 0, :, None], places[:, 1, None, :]
+        rows = places[:, 0, :, None]
+        columns = places[:, 1, None, :]
         grid = torch.stack([columns.expand(-1, SIDE, -1), rows.expand(-1, -1, SIDE)], dim=-1)
         stroke = strokes[:, digit, None]
         inks.append(F.grid_sample(stroke, grid, mode="bilinear", align_corners=False)[:, 0])
@@ -172,15 +178,15 @@ def chances(numbers: Tensor, k: int, salt: int) -> Tensor:
 
 
 def _whole(chance: Iterator[float], low: int, end: int) -> int:
-    """The next chance as a whole number in low..end-1."""
+    """Return the next chance as a whole number in low..end-1."""
     return low + int(next(chance) * (end - low))
 
 
 def _colour(chance: Iterator[float]) -> Tensor:
-    """The next three chances as a colour: [3,1,1]."""
+    """Return the next three chances as a colour: [3,1,1]."""
     return torch.tensor([next(chance), next(chance), next(chance)]).view(3, 1, 1)
 
 
 def wholes(chance: Tensor, low: int, end: int | Tensor) -> Tensor:
-    """Chances as whole numbers in low..end-1."""
+    """Return chances as whole numbers in low..end-1."""
     return low + (chance * (end - low)).long()

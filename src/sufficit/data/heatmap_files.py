@@ -35,7 +35,7 @@ class HeatmapFile:
 
     def __init__(self, path: Path) -> None:
         if not path.is_file():
-            raise UserError(f"no heatmap file at {path}: check the path")
+            raise UserError(f"no heatmap file at {path}")
         if path.suffix not in (".npz", ".safetensors"):
             raise UserError(f"heatmaps must be a .npz or .safetensors file, got {path.name}")
         self.path = path
@@ -59,6 +59,7 @@ class HeatmapFile:
             if isinstance(error, GoneError):
                 raise
             raise UserError(f"{path} could not be read as heatmaps: {error}") from error
+        # Only behind the key of a map is it a share: an image may have such a name.
         self._shares = {
             name.removesuffix(SHARE): name
             for name in self._members
@@ -77,7 +78,7 @@ class HeatmapFile:
         self._closing.close()
 
     def key(self, name: str) -> str | None:
-        """The key of an image: its path in the folder, or its name or stem if that is unique.
+        """Return the key of an image: its path in the folder, or its name or stem, if unique.
 
         Raise if a key also fits an image that was asked for before.
         """
@@ -87,6 +88,7 @@ class HeatmapFile:
         with self._lock:
             if fits and fits[0] != name:
                 self._loose.add(fits[0])
+            # Two images of one file name in two folders would otherwise share a map silently.
             for form in fits:
                 other = self._fits.setdefault(form, name)
                 if other != name and form in self._loose:
@@ -98,11 +100,11 @@ class HeatmapFile:
         return fits[0] if fits else None
 
     def digest(self) -> str:
-        """A short hash of the file's heatmaps."""
+        """Return a short hash of the file's heatmaps."""
         if self.path.suffix == ".npz":
             # The archive has a checksum of each array, so that none need be unpacked.
-            known = [(name, info.CRC, info.file_size) for name, info in self._members.items()]
-            return sha256(repr(known).encode()).hexdigest()[:16]
+            sums = [(name, info.CRC, info.file_size) for name, info in self._members.items()]
+            return sha256(repr(sums).encode()).hexdigest()[:16]
         with self._local.open("rb") as file:
             return file_digest(file, "sha256").hexdigest()[:16]
 
@@ -112,31 +114,32 @@ class HeatmapFile:
         return bool(self._shares)
 
     def share(self, key: str) -> float:
-        """The share of the pixels that a cut map marks: above 0, at most 1."""
+        """Return the share of the pixels that a cut map marks: above 0, at most 1."""
         what = f"the share of heatmap {key!r} of {self.path}"
         if key not in self._shares:
             raise HeatmapError(f"{what} is missing, and other heatmaps of the file have one")
-        found = self._read(self._shares[key], what, dimensions=0).item()
-        if not 0 < found <= 1:
-            raise HeatmapError(f"{what} must be above 0 and at most 1, got {found}")
-        return float(found)
+        share = self._read(self._shares[key], what, dimensions=0).item()
+        if not 0 < share <= 1:
+            raise HeatmapError(f"{what} must be above 0 and at most 1, got {share}")
+        return float(share)
 
     def read(self, key: str) -> Tensor:
-        """One heatmap, before the cut if it is cut: [h,w] float32."""
+        """Return one heatmap, before the cut if it is cut: [h,w] float32."""
         return self._read(key, f"heatmap {key!r} of {self.path}", dimensions=2).float()
 
     def _read(self, key: str, what: str, dimensions: int) -> Tensor:
-        """One array."""
+        """Return the array under a key; what is wrong with it is a HeatmapError."""
         try:
             with self._lock:
                 if self.path.suffix == ".npz":
                     with self._file.open(self._members[key]) as file:
                         return _read_npy(file, what, dimensions)
+                # The shape first: it costs nothing, and a wrong array may be of any size.
                 _check_shape(tuple(self._file.get_slice(key).get_shape()), what, dimensions)
-                found: Tensor = self._file.get_tensor(key)
-                if found.is_complex():
-                    raise ValueError(f"expected numbers, got {found.dtype}")
-                return found
+                array: Tensor = self._file.get_tensor(key)
+                if array.is_complex():
+                    raise ValueError(f"expected numbers, got {array.dtype}")
+                return array
         except (HeatmapError, GoneError):
             raise
         except Exception as error:  # zip, numpy and safetensors have many errors of their own
@@ -161,7 +164,7 @@ class Write(Protocol):
 
 @contextmanager
 def heatmap_writer(path: Path) -> Iterator[Write]:
-    """A function that writes one heatmap by its image's name: [h,w]."""
+    """Return a function that writes one heatmap by its image's name: [h,w]."""
     with writing(path) as part, ZipFile(part, "w", ZIP_DEFLATED) as archive:
 
         def write(name: str, value: Tensor, share: float | None = None, /) -> None:
@@ -173,12 +176,13 @@ def heatmap_writer(path: Path) -> Iterator[Write]:
 
 
 def _write_npy(archive: ZipFile, name: str, array: Any) -> None:
-    # Not numpy's savez, which holds all arrays in memory at once.
+    """Add an array to an archive, as numpy's savez does, which would hold all arrays in memory."""
     with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
         np.lib.format.write_array(member, np.asanyarray(array), allow_pickle=False)
 
 
 def _read_npy(file: IO[bytes], what: str, dimensions: int) -> Tensor:
+    """Return an array of numbers with so many dimensions; nothing that is pickled is loaded."""
     array = np.lib.format.read_array(file, allow_pickle=False)
     if array.dtype.kind not in "fiub":
         raise ValueError(f"expected numbers, got {array.dtype}")
@@ -189,6 +193,7 @@ def _read_npy(file: IO[bytes], what: str, dimensions: int) -> Tensor:
 
 
 def _check_shape(shape: tuple[int, ...], what: str, dimensions: int) -> None:
+    """Raise unless a shape has so many dimensions and a value at least."""
     if len(shape) != dimensions or 0 in shape:
         wanted = "[h,w]" if dimensions == 2 else "a number"
         raise HeatmapError(f"{what} must be {wanted}, got {list(shape)}")

@@ -42,7 +42,7 @@ class ImageTensor:
     problem: str = ""
 
     def read(self, view: View | None) -> Tensor:
-        """The pixels as they are; the view does not apply: [C,H,W]."""
+        """Return the pixels as they are; the view does not apply: [C,H,W]."""
         return self.pixels
 
     @property
@@ -51,7 +51,7 @@ class ImageTensor:
         return self.pixels.nbytes
 
     def is_there(self) -> bool:
-        """An image in memory always is."""
+        """Return True: nobody else can delete an image in memory."""
         return True
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -63,15 +63,15 @@ SourceImage = ImageFile | ImageTensor
 
 
 def drawn(images: Iterable[SourceImage], count: int, seed: int) -> list[SourceImage]:
-    """So many of the images, in their order; seed and names decide which, not the order."""
+    """Return so many of the images, in their order; seed and names decide which, not the order."""
 
     # A hash of each name, so that the same images are drawn when others are added or listed first.
-    def key(one: tuple[int, SourceImage]) -> bytes:
-        return blake2b(f"{seed}/{one[1].name}".encode(errors="surrogateescape")).digest()
+    def key(numbered: tuple[int, SourceImage]) -> bytes:
+        _, image = numbered
+        return blake2b(f"{seed}/{image.name}".encode(errors="surrogateescape")).digest()
 
-    return [
-        image for _, image in sorted(nsmallest(count, enumerate(images), key), key=itemgetter(0))
-    ]
+    chosen = nsmallest(count, enumerate(images), key)
+    return [image for _, image in sorted(chosen, key=itemgetter(0))]
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,11 @@ class ImageSource:
         names: Sequence[str] | None = None,
         labels: Sequence[int | str] | Tensor | None = None,
     ) -> "ImageSource":
-        """A source of images in memory: [N,C,H,W] in 0..1; labels are class numbers or names.
+        """Return a source of images in memory: [N,C,H,W] in 0..1.
+
+        - images: the pixels of all images.
+        - names: of the images, each once; None: image-0000 and so on.
+        - labels: class numbers or class names; None: the images have no labels.
 
         >>> import torch
         >>> [image.name for image in ImageSource.from_tensors(torch.zeros(2, 3, 8, 8))]
@@ -102,13 +106,13 @@ class ImageSource:
         names = [f"image-{number:04d}" for number in range(n)] if names is None else list(names)
         words = labels.tolist() if isinstance(labels, Tensor) else labels
         folders = [None] * n if words is None else [str(word) for word in words]
-        for what, given in (("names", names), ("labels", folders)):
-            if len(given) != n:
-                raise UserError(f"{what} must have one entry per image, {n}, got {len(given)}")
+        for what, entries in (("names", names), ("labels", folders)):
+            if len(entries) != n:
+                raise UserError(f"{what} must have one entry per image, {n}, got {len(entries)}")
         if len(set(names)) != n:
             raise UserError("names must differ from image to image: results are stored by name")
-        found = zip(names, folders, images, strict=True)
-        return ImageSource([ImageTensor(*one) for one in found])
+        rows = zip(names, folders, images, strict=True)
+        return ImageSource([ImageTensor(name, folder, pixels) for name, folder, pixels in rows])
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,7 @@ class Listing:
         is_empty = True
         for image in self._listed():
             is_empty = False
+            # So `as_text` writes bytes that are no text; a name may also hold these very letters.
             if "\\x" in image.name:
                 if image.name in escaped:
                     alike = f"two images in {self.root} have names that are written alike"
@@ -137,6 +142,7 @@ class Listing:
             raise UserError(f"no images in {self.root}: expected files ending in {kinds}")
 
     def _listed(self) -> Iterator[ImageFile]:
+        """Return the images of what the path names: shards, parquet files or a folder."""
         root = self.root
         names_columns = self.image_column is not None or self.label_column is not None
         if is_remote(root):
@@ -145,9 +151,7 @@ class Listing:
         tables = files_named(root, ".parquet")
         if not shards and not tables and not root.is_dir():
             if is_remote(root) and root.lacks_bucket():
-                raise UserError(
-                    f"no folder of images at {root}: there is no such bucket. Check the path"
-                )
+                raise UserError(f"no folder of images at {root}: there is no such bucket")
             if not is_remote(root) and root.exists():
                 raise UserError(f"{root} is one file: give the folder it is in")
             kinds = "an existing folder, .tar or .parquet file"
@@ -161,9 +165,9 @@ class Listing:
                 f"{root} is no parquet file and holds none: leave out image_column and label_column"
             )
         if not shards and not tables:
-            found = images_below(root, self._warned)
-            for first in found:
-                return chain([first], found)
+            images = images_below(root, self._warned)
+            for first in images:  # as soon as there is one, it is a folder of images
+                return chain([first], images)
             shards = sorted(root.glob("*.tar"), key=str)
             tables = [] if shards else tables_below(root)
         if tables:
@@ -174,7 +178,7 @@ class Listing:
 def open_images(
     root: Path | str, *, image_column: str | None = None, label_column: str | None = None
 ) -> ImageSource:
-    """Every image below a folder, sorted by path; first-level folders are classes.
+    """Return every image below a folder, sorted by path; first-level folders are classes.
 
     A .tar file, a pattern such as shards/{0000..0012}.tar, or a folder with shards and no images
     gives the images inside the shards, of which only the headers are read. Parquet files give an
@@ -189,12 +193,12 @@ def open_images(
 def list_images(
     root: Path | str, image_column: str | None = None, label_column: str | None = None
 ) -> list[ImageFile]:
-    """All images that `open_images` finds, as a list."""
+    """Return all images that `open_images` finds, as a list."""
     return list(Listing(place(root), image_column, label_column))
 
 
 def plain_name(name: str) -> str:
-    """A class name in lower case, with spaces for _ and -, but for a sign before all.
+    """Return a class name in lower case, with spaces for _ and -, but for a sign before all.
 
     >>> plain_name("Rusty_Blackbird"), plain_name("-1")
     ('rusty blackbird', '-1')
@@ -203,7 +207,7 @@ def plain_name(name: str) -> str:
 
 
 def class_forms(classes: Sequence[str]) -> dict[str, list[int]]:
-    """The numbers of the classes that have a name, to the letter or written plainly."""
+    """Return the numbers of the classes that have a name, to the letter or written plainly."""
     exact = dict[str, list[int]]()
     plain = dict[str, list[int]]()
     for number, name in enumerate(classes):
@@ -213,15 +217,15 @@ def class_forms(classes: Sequence[str]) -> dict[str, list[int]]:
 
 
 def class_named(word: str, forms: Mapping[str, list[int]]) -> int | None:
-    """The number of the class that a word names; None if none is; raise if several are.
+    """Return the number of the class that a word names; None if none is; raise if several are.
 
     >>> class_named("tree-frog", class_forms(["Tree_Frog", "toad"]))
     0
     """
-    found = forms.get(word) or forms.get(plain_name(word)) or []
-    if len(found) > 1:
-        listed = ", ".join(map(str, found[:4]))
+    numbers = forms.get(word) or forms.get(plain_name(word)) or []
+    if len(numbers) > 1:
+        listed = ", ".join(map(str, numbers[:4]))
         raise UserError(
-            f"{len(found)} classes of the model are called {word!r} ({listed}): give the number"
+            f"{len(numbers)} classes of the model are called {word!r} ({listed}): give the number"
         )
-    return found[0] if found else None
+    return numbers[0] if numbers else None

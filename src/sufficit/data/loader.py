@@ -20,7 +20,6 @@ from sufficit.data.images import ImageSource, SourceImage, class_forms, class_na
 from sufficit.data.parquet import ParquetImage
 from sufficit.errors import UserError, setting
 from sufficit.files import is_remote
-from sufficit.turns import others_turn
 
 THREADS = min(8, os.cpu_count() or 1)  # that decode images, at most
 GAP = 2**16  # bytes between two images of a shard that a request may read in vain
@@ -116,10 +115,7 @@ class ImageLoader:
             found = pool.submit(self.items, following.entries, self._in_background)
             self._reading = {following.number: found}
             pool.shutdown(wait=False)  # its thread ends with the unit
-        if reading is None:
-            return items
-        with others_turn():
-            return reading.result()
+        return items if reading is None else reading.result()
 
     def ahead(self, units: Iterable[Unit]) -> Iterator[tuple[Unit, list[Item]]]:
         """Each unit with its items; the next one is read in the background meanwhile."""

@@ -64,26 +64,28 @@ class Manifest:
         self.loose = facts["loose"], facts["first_loose"]  # images without one
         # pyarrow's file has one position, and several threads read.
         self._read = partial(_read_group, self._file, Lock())
+        # Units are read nearly in order, so that the last few groups serve all threads.
         self._group = lru_cache(HELD)(self._read)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # Another process opens the file itself.
         return Manifest, (self.path, self.numbers, self.target, self.tensors)
 
     def labelled(
         self, numbers: Mapping[str, int] | None = None, target: int | None = None
     ) -> "Manifest":
-        """The same images with other labels."""
+        """Return the same images with other labels."""
         return self._with(numbers=numbers, target=target)
 
     def at(self, path: Path) -> "Manifest":
-        """The same images; pickled, they are read from another copy of the file."""
+        """Return the same images; pickled, they are read from another copy of the file."""
         return self._with(path=path)
 
     def _with(self, **changed: Any) -> "Manifest":
-        """A copy that shares the open file, whose temporary folder goes with it."""
-        found = object.__new__(Manifest)
-        found.__dict__ = self.__dict__ | changed
-        return found
+        """Return a copy that shares the open file, whose temporary folder goes with it."""
+        copy = object.__new__(Manifest)
+        copy.__dict__ = self.__dict__ | changed
+        return copy
 
     def __len__(self) -> int:
         return self.images
@@ -97,19 +99,18 @@ class Manifest:
         return (entry for unit in units for entry in self.of_unit(unit))
 
     def labels(self) -> npt.NDArray[np.int64]:
-        """The class number of every image; its own number where it has no label: [N]."""
-        found = np.arange(len(self))
+        """Return the class number of every image; its own number where it has no label: [N]."""
         if self.target is not None:
-            found[:] = self.target
-        elif self.numbers is not None:
-            words = self._column("folder")
-            labels = (self._label(word) for unit in words for word in unit)
-            found = np.fromiter(labels, np.int64, len(self))
-        return found
+            return np.full(len(self), self.target)
+        if self.numbers is None:
+            return np.arange(len(self))
+        words = self._column("folder")
+        labels = (self._label(word) for unit in words for word in unit)
+        return np.fromiter(labels, np.int64, len(self))
 
     def digests(self) -> list[str]:
         """Return a digest of each unit: names, sizes, versions and labels of its images."""
-        return [str(one) for one in self._column("digest")]
+        return [str(digest) for digest in self._column("digest")]
 
     def save(self, path: Path) -> None:
         """Write a copy of the file."""
@@ -117,12 +118,13 @@ class Manifest:
             shutil.copyfile(self.path, part)
 
     def row(self, unit: int) -> dict[str, Any]:
-        """The images of a unit by column."""
-        found: dict[str, Any] = self._group(unit // GROUP).slice(unit % GROUP, 1).to_pylist()[0]
-        return found
+        """Return the images of a unit by column."""
+        group = self._group(unit // GROUP)
+        row: dict[str, Any] = group.slice(unit % GROUP, 1).to_pylist()[0]
+        return row
 
     def of_unit(self, unit: int) -> Iterator[Entry]:
-        """The images of a unit."""
+        """Return the images of a unit."""
         row = self.row(unit)
         for k, kind in enumerate(row["kind"]):
             number = unit * self.unit + k
@@ -135,12 +137,14 @@ class Manifest:
             yield Entry(number, image, self._label(row["folder"][k]))
 
     def _label(self, word: str | None) -> int | None:
+        """Return the class number for a class word."""
         if self.target is not None or self.numbers is None:
             return self.target
         # An image that is never read may have no label: any number will do.
         return next(iter(self.numbers.values())) if word is None else self.numbers[word]
 
     def _column(self, name: str) -> Iterator[Any]:
+        """Return a column, unit by unit, of which no group stays in memory."""
         for group in range(self._file.num_row_groups):
             yield from self._read(group, [name]).column(name).to_pylist()
 
@@ -170,15 +174,15 @@ class Units:
         # Sorted, because the manifest and the data are read by neighbours.
         return Unit(number, tuple(self.entries[k] for k in sorted(self.order[rows].tolist())))
 
-    def images_in(self, some: Iterable[int]) -> int:
-        """The number of images of some units."""
+    def images_in(self, numbers: Iterable[int]) -> int:
+        """Return the number of images of some units; the last one may be smaller."""
         unit = self.entries.unit
         n = self.images
-        return sum(min(unit, n - number * unit) for number in some)
+        return sum(min(unit, n - number * unit) for number in numbers)
 
 
 def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
-    """The manifest of images, in a temporary file that is deleted with it."""
+    """Return the manifest of images, in a temporary file that is deleted with it."""
     if find_spec("pyarrow") is None:
         raise UserError(
             "a run lists its images and writes its results with pyarrow, which is not installed:"
@@ -186,12 +190,13 @@ def listed(images: Iterable[SourceImage], unit: int) -> Manifest:
         )
     path = temporary_folder() / MANIFEST
     try:
-        found = Manifest(path, tensors=_write(path, images, unit))
+        manifest = Manifest(path, tensors=_write(path, images, unit))
     except BaseException:
         shutil.rmtree(path.parent, ignore_errors=True)
         raise
-    weakref.finalize(found._file, shutil.rmtree, path.parent, ignore_errors=True)
-    return found
+    # With the open file, not the manifest: copies with other labels share it.
+    weakref.finalize(manifest._file, shutil.rmtree, path.parent, ignore_errors=True)
+    return manifest
 
 
 def _write(path: Path, images: Iterable[SourceImage], unit: int) -> list[ImageTensor]:
@@ -204,33 +209,41 @@ def _write(path: Path, images: Iterable[SourceImage], unit: int) -> list[ImageTe
 
     types = dict.fromkeys(("kind", *TEXTS), pyarrow.string())
     types |= dict.fromkeys(NUMBERS, pyarrow.int64()) | {FILE: pyarrow.binary()}
-    lists = {name: pyarrow.list_(one) for name, one in types.items()}
+    lists = {name: pyarrow.list_(kind) for name, kind in types.items()}
     schema = pyarrow.schema({"digest": pyarrow.string(), **lists})
     facts: dict[str, Any] = {"unit": unit, "images": 0, "loose": 0, "first_loose": None}
     words = set[str]()
     tensors = list[ImageTensor]()
     rest = iter(images)
     with writing(path) as part, parquet.ParquetWriter(part, schema) as writer:
-        while some := list(islice(rest, GROUP * unit)):
-            columns = {name: [getattr(one, name, None) for one in some] for name in types}
+        while group := list(islice(rest, GROUP * unit)):
+            columns = {name: [getattr(image, name, None) for image in group] for name in types}
             columns[FILE] = [None if file is None else os.fsencode(file) for file in columns[FILE]]
-            kinds = (type(one).__name__ for one in some)
+            kinds = (type(image).__name__ for image in group)
+            # Images in memory have no kind: they are not in the file, but next to it.
             columns["kind"] = [kind if kind in KINDS else None for kind in kinds]
-            starts = [*range(0, len(some), unit), len(some)]
+            starts = [*range(0, len(group), unit), len(group)]
             table = {
                 name: pyarrow.ListArray.from_arrays(starts, pyarrow.array(values, types[name]))
                 for name, values in columns.items()
             }
-            known = ("name", "size", "folder", "version")
-            told = list(zip(*(columns[name] for name in known), strict=True))
+            identities = list(
+                zip(
+                    columns["name"],
+                    columns["size"],
+                    columns["folder"],
+                    columns["version"],
+                    strict=True,
+                )
+            )
             # One digest per unit: to resume, a million images need not be compared one by one.
-            digests = [sha256(repr(told[a:b]).encode()) for a, b in pairwise(starts)]
-            table["digest"] = pyarrow.array([one.hexdigest()[:16] for one in digests])
+            digests = [sha256(repr(identities[a:b]).encode()) for a, b in pairwise(starts)]
+            table["digest"] = pyarrow.array([digest.hexdigest()[:16] for digest in digests])
             writer.write_table(pyarrow.table(table, schema))
-            tensors += [one for one in some if isinstance(one, ImageTensor)]
+            tensors += [image for image in group if isinstance(image, ImageTensor)]
             words.update(word for word in columns["folder"] if word is not None)
-            loose = [one.name for one in some if one.folder is None and not one.problem]
-            facts["images"] += len(some)
+            loose = [image.name for image in group if image.folder is None and not image.problem]
+            facts["images"] += len(group)
             facts["loose"] += len(loose)
             facts["first_loose"] = facts["first_loose"] or next(iter(loose), None)
         facts["words"] = sorted(words)
@@ -239,6 +252,6 @@ def _write(path: Path, images: Iterable[SourceImage], unit: int) -> list[ImageTe
 
 
 def _read_group(file: Any, lock: Lock, group: int, columns: Sequence[str] | None = None) -> Any:
-    """A row group of a ParquetFile, as a table."""
+    """Return a row group of a ParquetFile, as a table."""
     with lock:
         return file.read_row_group(group, columns=columns)

@@ -49,21 +49,23 @@ class ParquetImage(ImageFile):
     inside = True
 
     def content(self) -> bytes:
-        """The bytes in its row."""
+        """Return the bytes in its row."""
         with _reading:  # one at a time: threads mostly wait for the same row group
-            found = (key for key in _groups if key[:2] == (self.file, self.column))
-            key = next((key for key in found if self.start in key[2]), None)
+            of_column = (key for key in _groups if key[:2] == (self.file, self.column))
+            key = next((key for key in of_column if self.start in key[2]), None)
             if key is None:
                 key, images = _read_group(self)
             else:
                 images = _groups.pop(key)
-            _groups[key] = images
-            while len(_groups) > 2 and sum(one.nbytes for one in _groups.values()) > MOST_KEPT:
+            _groups[key] = images  # now the last one
+            # Two always stay: neighbours at the border of two groups would read both in turns.
+            while len(_groups) > 2 and sum(kept.nbytes for kept in _groups.values()) > MOST_KEPT:
                 del _groups[next(iter(_groups))]
         content: bytes | None = images[self.start - key[2].start].as_py()
         if not content:
             raise BadImageError("no bytes in its row")
-        if fault := replace(self, size=len(content)).fault:  # too large
+        fault = replace(self, size=len(content)).fault
+        if fault:  # too large
             raise BadImageError(fault)
         return content
 
@@ -95,7 +97,7 @@ def images_of_tables(
     label_column: str | None = None,
     classes: list[str] | None = None,
 ) -> Iterator[ParquetImage]:
-    """Every row of these files; an image is named by its path in the row, or FILE/ROW.
+    """Return every row of these files; an image is named by its path in the row, or FILE/ROW.
 
     The paths are names if all rows have one, and no two the same. `classes` gets the names of all
     classes, in order, where the files have them.
@@ -116,15 +118,16 @@ def images_of_tables(
             raise UserError(f"{other}: give the files of one data set")
     if classes is not None and tables:
         classes[:] = tables[0].columns.names or ()
+    # Names in all files, or in none: half of each would not tell images apart.
     named = _are_names([table.paths for table in tables])
     for path, short, table in zip(paths, names_in_common(paths), tables, strict=True):
         file = str(path)
         stem = short.removesuffix(".parquet")
         at = 0  # the first row of a group
         for rows, size in table.groups:
-            some = slice(at, at + rows)
-            names = table.paths[some].to_pylist() if named else None
-            labels = [None] * rows if table.labels is None else table.labels[some].to_pylist()
+            group = slice(at, at + rows)
+            names = table.paths[group].to_pylist() if named else None
+            labels = [None] * rows if table.labels is None else table.labels[group].to_pylist()
             for row, label in enumerate(labels, at):
                 name = f"{stem}/{row}" if names is None else names[row - at]
                 word = _word(label, table.columns.names, path)
@@ -141,47 +144,49 @@ def images_of_tables(
 
 
 def tables_below(root: Path) -> list[Path]:
-    """Every parquet file below a folder; raise if they are the splits of a data set."""
-    found = sorted(root.rglob("*.parquet"), key=str)
+    """Return every parquet file below a folder; raise if they are the splits of a data set."""
+    paths = sorted(root.rglob("*.parquet"), key=str)
     hidden = (".", "_", "metadata.")  # metadata.parquet goes with a folder of images
-    found = [path for path in found if not path.name.startswith(hidden)]
-    names = [str(path).removeprefix(str(root)).lstrip("/\\") for path in found]
+    paths = [path for path in paths if not path.name.startswith(hidden)]
+    names = [str(path).removeprefix(str(root)).lstrip("/\\") for path in paths]
     parts: dict[tuple[str, str], list[str]] = {}
     for name in names:
         split = _SPLIT.search(name)
         config = PurePosixPath(name).parent.as_posix() if str(root).startswith("hf://") else ""
         parts.setdefault((config, split[1] if split else ""), []).append(name)
     if len(parts) > 1:
-        patterns = [_pattern(some) for some in parts.values()]
+        patterns = [_pattern(names) for names in parts.values()]
         raise UserError(
             f"{root} holds several splits ({', '.join(patterns[:20])}): give one of them, as in"
             f" --data '{str(root).rstrip('/')}/{patterns[0]}'"
         )
-    return found
+    return paths
 
 
 def choose_columns(
     schema: Any, path: Path, image_column: str | None = None, label_column: str | None = None
 ) -> Columns:
-    """The columns of a pyarrow schema that hold the images and the labels."""
+    """Return the columns of a pyarrow schema that hold the images and the labels."""
     features = _features(schema)
     twice = [name for name, count in Counter(schema.names).items() if count > 1]
     if twice:
         raise UserError(f"{path} has two columns called {twice[0]!r}: rename one of them")
     fields = {field.name: field.type for field in schema}
-    images = {name: found for name, kind in fields.items() if (found := _bytes_in(name, kind))}
+    bytes_of = {name: _bytes_in(name, kind) for name, kind in fields.items()}
+    images = {name: column for name, column in bytes_of.items() if column}
     if image_column is None:
         marked = [name for name in images if features.get(name, {}).get("_type") == "Image"]
         nested = [name for name in images if images[name] != name]
         # Those that the data set calls images, else structs of bytes and path, else any bytes.
         options = marked or nested or list(images)
         if len(options) != 1:
-            found = f"{len(options)} columns that may be" if options else "no column of"
-            raise _wrong(path, f"{found} images", fields, "image_column", "NAME")
+            how_many = f"{len(options)} columns that may be" if options else "no column of"
+            raise _wrong(path, f"{how_many} images", fields, "image_column", "NAME")
         image_column = options[0]
     elif image_column not in images:
         what = f"no column of images {image_column!r}"
         raise _wrong(path, what, fields, "image_column", "ANOTHER")
+    # A dictionary is how pyarrow stores few values that repeat: its values say what they are.
     labels = [
         name
         for name, kind in fields.items()
@@ -196,18 +201,19 @@ def choose_columns(
     nested_path = None
     if images[image_column] != image_column and kind.get_field_index("path") >= 0:
         nested_path = f"{image_column}.path"
-    known = tuple(str(name) for name in names) if isinstance(names, list) else None
-    return Columns(images[image_column], nested_path, label, known)
+    classes = tuple(str(name) for name in names) if isinstance(names, list) else None
+    return Columns(images[image_column], nested_path, label, classes)
 
 
 def _wrong(path: Path, what: str, fields: dict[str, Any], option: str, value: str) -> UserError:
+    """Return the error for a file whose columns do not say what is what."""
     listed = ", ".join(f"{name} ({kind})" for name, kind in list(fields.items())[:50])
     remedy = setting(option, value).replace("set", "Set", 1)
     return UserError(f"{path} has {what}. Its columns: {listed}. {remedy}")
 
 
 def _bytes_in(name: str, kind: Any) -> str | None:
-    """The column or its field that holds bytes; None if it does not."""
+    """Return the column or its field that holds bytes; None if it does not."""
     if str(kind) in _BYTES:
         return name
     at = kind.get_field_index("bytes") if str(kind).startswith("struct<") else -1
@@ -215,10 +221,12 @@ def _bytes_in(name: str, kind: Any) -> str | None:
 
 
 def _features(schema: Any) -> dict[str, Any]:
-    """The features that Hugging Face's metadata describe, by column."""
+    """Return the features that Hugging Face's metadata describe, by column."""
     try:
-        found = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
-        return {str(name): one for name, one in found.items() if isinstance(one, dict)}
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+        return {
+            str(name): feature for name, feature in features.items() if isinstance(feature, dict)
+        }
     except (KeyError, TypeError, AttributeError, ValueError, RecursionError):
         return {}
 
@@ -235,22 +243,24 @@ def _rows_of(path: Path, image_column: str | None, label_column: str | None) -> 
             groups = [facts.row_group(k) for k in range(facts.num_row_groups)]
             columns = choose_columns(table.schema_arrow, path, image_column, label_column)
             wanted = [name for name in (columns.path, columns.label) if name is not None]
-            found = table.read(columns=wanted)
-            found.validate(full=True)  # or text that is none would fail later
+            texts = table.read(columns=wanted)
+            texts.validate(full=True)  # or text that is none would fail later
     except (pa.ArrowException, OSError) as error:
         raise UserError(f"{path} is no readable parquet file ({error}): fetch it again") from error
+    # Sizes are known of leaves only, of which a struct of bytes and path has two.
     leaves = [facts.schema.column(k).path for k in range(facts.num_columns)]
     at = leaves.index(columns.image)
-    images = tuple((one.num_rows, one.column(at).total_compressed_size) for one in groups)
-    labels = None if columns.label is None else found.column(columns.label)
+    images = tuple((group.num_rows, group.column(at).total_compressed_size) for group in groups)
+    labels = None if columns.label is None else texts.column(columns.label)
     paths = None
     if columns.path is not None:
-        paths = pc.struct_field(found.column(columns.path.removesuffix(".path")), "path")
+        paths = pc.struct_field(texts.column(columns.path.removesuffix(".path")), "path")
     return _Rows(columns, images, paths, labels, version)
 
 
 @contextmanager
 def _opened(path: Path) -> Iterator[Any]:
+    """Open a parquet file for the block; what is read of it comes in few requests."""
     import pyarrow.parquet as pq
 
     with path.open("rb") as file, pq.ParquetFile(file, pre_buffer=True) as table:
@@ -258,7 +268,7 @@ def _opened(path: Path) -> Iterator[Any]:
 
 
 def _read_group(image: ParquetImage) -> tuple[tuple[str, str, range], Any]:
-    """The row group that an image is in, as `_groups` has it."""
+    """Return the row group that an image is in, as `_groups` has it."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -272,16 +282,17 @@ def _read_group(image: ParquetImage) -> tuple[tuple[str, str, range], Any]:
             number = bisect_right(ends, image.start)
             if number == len(ends):
                 raise BadImageError(f"{path} has {facts.num_rows} rows now: it was changed")
-            (found,) = table.read_row_group(number, columns=[image.column]).columns
-            if pa.types.is_struct(found.type):
-                found = pc.struct_field(found, "bytes")
+            (images,) = table.read_row_group(number, columns=[image.column]).columns
+            if pa.types.is_struct(images.type):
+                images = pc.struct_field(images, "bytes")
     except (pa.ArrowException, OSError) as error:
         raise BadImageError(f"row group of {path} can't be read ({error})") from error
-    return (image.file, image.column, range(ends[number] - counts[number], ends[number])), found
+    rows = range(ends[number] - counts[number], ends[number])
+    return (image.file, image.column, rows), images
 
 
 def _are_names(columns: Sequence[Any]) -> bool:
-    """Whether all paths are there, lead nowhere else, and differ."""
+    """Return whether all paths are there, lead nowhere else, and differ."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -294,7 +305,7 @@ def _are_names(columns: Sequence[Any]) -> bool:
 
 
 def _word(value: Any, names: Sequence[str] | None, path: Path) -> str | None:
-    """The word for a label; None if there is none."""
+    """Return the word for a label; None if there is none."""
     if isinstance(value, float):  # whole numbers are stored so where some are missing
         if not math.isnan(value) and not value.is_integer():
             raise UserError(f"{path} has label {value}: give class numbers or names as labels")
@@ -310,7 +321,7 @@ def _word(value: Any, names: Sequence[str] | None, path: Path) -> str | None:
 
 
 def _pattern(names: Sequence[str]) -> str:
-    """A pattern that these names match.
+    """Return a pattern that these names match.
 
     >>> _pattern(["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"])
     'data/train-*.parquet'

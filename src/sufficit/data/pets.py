@@ -18,7 +18,8 @@ from sufficit.data.pictures import read_mask, seen
 from sufficit.errors import UserError
 
 FOLDER = Path(__file__).parents[1] / "assets" / "pets"
-PHOTOS, MASKS = FOLDER / "photos", FOLDER / "masks"
+PHOTOS = FOLDER / "photos"
+MASKS = FOLDER / "masks"
 CREDIT = "Oxford-IIIT Pet Dataset, CC BY-SA 4.0"
 SIDE = 128  # pixels that sufficit:pets sees; the files have 224
 BREEDS = 37

@@ -39,7 +39,7 @@ def read_picture(
     kinds: tuple[str, ...] | None = None,
     most_pixels: int | None = None,
 ) -> Image.Image:
-    """What the model sees of an image, in mode L or RGB.
+    """Return what the model sees of an image, in mode L or RGB.
 
     `kinds` are the formats to try, by Pillow's names. What the file announces is checked before any
     pixel is decoded. An animation gives its first frame; transparency is dropped.
@@ -51,14 +51,14 @@ def read_picture(
 
 
 def read_mask(file: Path | BinaryIO) -> Image.Image:
-    """The numbers of a palette, bits or grey values as they are; colours as grey."""
+    """Return the numbers of a palette, bits or grey values as they are; colours as grey."""
     with _reading(file) as opened:
         upright = ImageOps.exif_transpose(opened)
         return upright.copy() if upright.mode in ("1", "P", "L") else upright.convert("L")
 
 
 def upright_size(file: Path | BinaryIO) -> tuple[int, int]:
-    """Height and width of an image, turned as its orientation says; no pixel is decoded."""
+    """Return height and width of an image, turned as its orientation says; no pixel is decoded."""
     with _reading(file) as opened:
         width, height = opened.size
         if opened.format == "TIFF":  # of which Pillow turns `size`, some versions do not
@@ -70,10 +70,11 @@ def upright_size(file: Path | BinaryIO) -> tuple[int, int]:
 def _reading(
     file: Path | BinaryIO, kinds: tuple[str, ...] | None = None, most_pixels: int | None = None
 ) -> Iterator[ImageFile]:
-    """An open image whose announced size is safe; what goes wrong inside is a BadImageError."""
+    """Open an image whose announced size is safe; what goes wrong inside is a BadImageError."""
     try:
         with Image.open(file, formats=kinds or FORMATS) as opened:
             _check_size(*opened.size, most_pixels)
+            # Pillow reads a PNG with a flipped bit without a word: other pixels, the same image.
             if opened.format == "PNG" and opened.fp is not None:
                 place = opened.fp.tell()
                 opened.fp.seek(0)
@@ -91,6 +92,7 @@ def _reading(
 
 
 def _check_size(width: int, height: int, most_pixels: int | None = None) -> None:
+    """Raise for an image of more pixels than Pillow, or the caller, takes for safe."""
     limit = Image.MAX_IMAGE_PIXELS if most_pixels is None else most_pixels
     if limit is not None and width * height > limit:
         size = f"{width} x {height}, the limit is {limit} pixels"
@@ -103,9 +105,9 @@ def _check_sums(content: bytes) -> None:
     while place + 12 <= len(content):
         end = place + 8 + int.from_bytes(content[place : place + 4])
         kind = content[place + 4 : place + 8]
-        found = content[end : end + 4]
+        stored = content[end : end + 4]
         wanted = zlib.crc32(memoryview(content)[place + 4 : end]) if kind in CRITICAL else None
-        if wanted is not None and len(found) == 4 and int.from_bytes(found) != wanted:
+        if wanted is not None and len(stored) == 4 and int.from_bytes(stored) != wanted:
             raise BadImageError(f"not a readable image (wrong checksum of {kind.decode()})")
         if kind == b"IEND":
             return
@@ -127,7 +129,8 @@ def _to_mode(image: Image.Image, mode: str, deep: bool) -> Image.Image:
 
 def seen(image: Image.Image, view: "View") -> Image.Image:
     """Resize, then crop the centre, as the view says; sizes are rounded as torchvision does."""
-    h, w = image.height, image.width
+    h = image.height
+    w = image.width
     if view.crop is None or (h, w) == tuple(view.crop):
         return image
     height, width = view.crop
@@ -146,5 +149,5 @@ def seen(image: Image.Image, view: "View") -> Image.Image:
 
 
 def _start(side: int, crop: int) -> int:
-    """Where a crop of the centre starts; below 0 if the side is shorter than the crop."""
+    """Return where a crop of the centre starts; below 0 if the side is shorter than the crop."""
     return round((side - crop) / 2) if side >= crop else -((crop - side) // 2)

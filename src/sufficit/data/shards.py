@@ -36,7 +36,7 @@ class ShardImage(ImageFile):
     inside = True
 
     def content(self) -> bytes:
-        """The bytes of its file inside the shard."""
+        """Return the bytes of its file inside the shard."""
         if self.fault:
             raise BadImageError(self.fault)
         with while_there(self.path):
@@ -70,7 +70,7 @@ class _File:
 
 
 def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
-    """Every image of these shards, in their order, named shard/name.
+    """Return every image of these shards, in their order, named shard/name.
 
     The label of a sample is the word in KEY.cls, or under "label" or "cls" in KEY.json: a class
     name or number.
@@ -78,25 +78,27 @@ def images_of_shards(paths: Sequence[Path]) -> Iterator[ShardImage]:
     remote = any(is_remote(path) for path in paths)
     samples = ahead(_samples_in, paths) if remote else map(_samples_in, paths)
     words: dict[str, str] = {}  # so that each label is one string in memory
-    for path, short, (version, found) in zip(paths, names_in_common(paths), samples, strict=True):
+    shards = zip(paths, names_in_common(paths), samples, strict=True)
+    for path, short, (version, labelled) in shards:
         file = str(path)
         taken = set[str]()
-        for sample, word in found:
+        for sample, word in labelled:
             label = None if word is None else words.setdefault(word, word)
             # Other samples have labels, so that of this one is behind the cut.
             lost = bool(sample[-1].cut and label is None and words)
-            for one in sample:
-                if one.suffix not in SUFFIXES and not one.cut:
+            for member in sample:
+                if member.suffix not in SUFFIXES and not member.cut:
                     continue
-                problem = one.cut or (lost and "the shard is cut off before its label") or ""
-                problem = problem or _name_problem(one.name, taken)
-                name = f"at byte {one.offset - tarfile.BLOCKSIZE}" if problem else one.name
+                problem = member.cut or (lost and "the shard is cut off before its label") or ""
+                problem = problem or _name_problem(member.name, taken)
+                # A refused name is not shown as one: the place in the shard names the image.
+                name = f"at byte {member.offset - tarfile.BLOCKSIZE}" if problem else member.name
                 name = as_text(f"{short}/{name}")
-                yield ShardImage(file, name, label, problem, one.size, version, one.offset)
+                yield ShardImage(file, name, label, problem, member.size, version, member.offset)
 
 
 def _samples_in(path: Path) -> tuple[str, list[tuple[list[_File], str | None]]]:
-    """The version of a shard, and its samples, each with the word for its class."""
+    """Return the version of a shard, and its samples, each with the word for its class."""
     # Requests for single headers would take longer than reading all in between.
     with while_there(path), path.open("rb", AHEAD if is_remote(path) else -1) as file:
         samples = _samples(_files(file, path))
@@ -104,7 +106,7 @@ def _samples_in(path: Path) -> tuple[str, list[tuple[list[_File], str | None]]]:
 
 
 def _name_problem(name: str, taken: set[str]) -> str:
-    """Why a file of this name is refused, or ""; `taken` are the names before it."""
+    """Return why a file of this name is refused, or ""; `taken` are the names before it."""
     path = PureWindowsPath(name)  # it knows both kinds of slashes
     if path.root or ".." in path.parts or "\0" in name:
         return f"its name can't be that of a file below a folder ({name[:100]!r})"
@@ -116,7 +118,7 @@ def _name_problem(name: str, taken: set[str]) -> str:
 
 
 def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
-    """Consecutive files of one key; a cut belongs to the sample before it."""
+    """Return consecutive files of one key; a cut belongs to the sample before it."""
     sample: list[_File] = []
     for file in files:
         if sample and not file.cut and file.key != sample[0].key:
@@ -128,12 +130,12 @@ def _samples(files: Iterator[_File]) -> Iterator[list[_File]]:
 
 
 def _label(file: BinaryIO, sample: Sequence[_File]) -> str | None:
-    """The word for a sample's class; None if there is none."""
-    for one in sample:
-        if one.suffix not in (".cls", ".json"):
+    """Return the word for a sample's class; None if there is none."""
+    for member in sample:
+        if member.suffix not in (".cls", ".json"):
             continue
-        content = _content(file, one.offset, one.size)
-        if one.suffix == ".cls":
+        content = _content(file, member.offset, member.size)
+        if member.suffix == ".cls":
             return content.decode("utf-8", "replace").strip() or None
         try:
             facts = json.loads(content)
@@ -146,12 +148,13 @@ def _label(file: BinaryIO, sample: Sequence[_File]) -> str | None:
 
 
 def _content(file: BinaryIO, offset: int, size: int) -> bytes:
+    """Return so many bytes from a place in a file."""
     file.seek(offset)
     return file.read(size)
 
 
 def _files(file: BinaryIO, shard: Path) -> Iterator[_File]:
-    """The regular files of a tar, found by its headers alone."""
+    """Return the regular files of a tar, found by its headers alone."""
     end = file.seek(0, SEEK_END)
     file.seek(0)
     place = 0

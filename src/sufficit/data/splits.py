@@ -31,14 +31,14 @@ class Folder:
     target: Literal["label", "prediction"]
 
     def digest(self) -> str:
-        """A short hash of exactly these images, labels and parts."""
+        """Return a short hash of exactly these images, labels and parts."""
         facts = ("name", "size", "version")
-        known = []
+        parts = []
         for part in (self.training, self.validation):
-            images = [[getattr(one.image, fact, "") for fact in facts] for one in part]
-            labels = tuple(one.label for one in part) if self.target == "label" else None
-            known.append([images, labels])
-        return hashlib.sha256(repr(known).encode()).hexdigest()[:16]
+            images = [[getattr(entry.image, fact, "") for fact in facts] for entry in part]
+            labels = tuple(entry.label for entry in part) if self.target == "label" else None
+            parts.append([images, labels])
+        return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
 def read_folder(
@@ -72,7 +72,7 @@ def read_folder(
 
 
 def how_many(n: int, share: float) -> int:
-    """How many of n images to hold out: the share up to 256, or 8 or a quarter of a small folder.
+    """Return how many of n images to hold out: the share up to 256; 8 or a quarter of few images.
 
     >>> how_many(8, 0.1), how_many(32, 0.1), how_many(1000, 0.1), how_many(9000, 0.1)
     (2, 8, 100, 256)
@@ -85,7 +85,7 @@ def how_many(n: int, share: float) -> int:
 def evenly(
     labels: Sequence[int] | Tensor, n: int, seed: int, *, spare_half: bool = False
 ) -> Tensor:
-    """The rows of n images, evenly over the classes, drawn by the seed; in rising order.
+    """Return the rows of n images, evenly over the classes, drawn by the seed; in rising order.
 
     Scikit-learn's stratified splits draw in proportion to the class sizes, not evenly. With
     `spare_half`, no class gives more than half of its images as long as others are left.
@@ -93,14 +93,16 @@ def evenly(
     >>> evenly([0, 0, 0, 1, 1, 1], 2, seed=0).tolist()
     [2, 5]
     """
-    known = labels.tolist() if isinstance(labels, Tensor) else labels
-    order = torch.randperm(len(known), generator=torch.Generator().manual_seed(seed))
-    sizes = Counter(known)
+    classes = labels.tolist() if isinstance(labels, Tensor) else labels
+    order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(seed))
+    sizes = Counter(classes)
     drawn = Counter[int]()
     keys = []
+    # By rank in the class first: the first image of every class, then the second of every class.
     for place, row in enumerate(order.tolist()):
-        rank = drawn[known[row]]  # among the images of its class
-        drawn[known[row]] += 1
-        late = spare_half and rank >= sizes[known[row]] // 2
+        label = classes[row]
+        rank = drawn[label]
+        drawn[label] += 1
+        late = spare_half and rank >= sizes[label] // 2
         keys.append((late, rank, place, row))
     return torch.tensor(sorted(row for *_, row in sorted(keys)[:n]), dtype=torch.long)

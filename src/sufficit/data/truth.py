@@ -63,7 +63,7 @@ class TruthMasks:
     masks: Tensor  # [N,H,W]: the object is where it is above 0
 
     def check(self, names: Sequence[str]) -> int:
-        """The number of images that have a truth; raise unless there is a mask for every image."""
+        """Return the number of images that have a truth; raise unless each image has a mask."""
         if self.masks.ndim != 3 or len(self.masks) != len(names):
             raise UserError(
                 f"truth must be [N,H,W] with N = {len(names)} images, got"
@@ -72,7 +72,7 @@ class TruthMasks:
         return int((self.masks > 0).flatten(1).any(1).sum())
 
     def read(self, entry: Entry, view: View | None) -> Tensor:
-        """The truth of an image: uint8 [H,W]."""
+        """Return the truth of an image: uint8 [H,W]."""
         return with_boxes((self.masks[entry.number] > 0).cpu()[None])[0]
 
     def digest(self) -> str:
@@ -95,41 +95,43 @@ class TruthFiles:
     def records(self) -> Mapping[str, ImageFile | Sequence[Box]]:
         """The mask or the boxes of each image, by its name there."""
         if not self.path.exists():
-            raise UserError(f"no truth at {self.path}: check the path")
-        found: Mapping[str, Any] | None = boxes_at(self.path)
-        if found is None:
-            found = {image.name: image for image in images_below(self.path, set())}
-        if not found:
+            raise UserError(f"no truth at {self.path}")
+        records: Mapping[str, Any] | None = boxes_at(self.path)
+        if records is None:
+            records = {image.name: image for image in images_below(self.path, set())}
+        if not records:
             raise UserError(f"{self.path} has no masks and no boxes: give a folder that has some")
-        if self.known and _digest(found) != self.known:
+        if self.known and _digest(records) != self.known:
             raise changed(self.path)
-        return found
+        return records
 
     @cached_property
     def _stems(self) -> dict[str, list[str]]:
-        found: dict[str, list[str]] = {}
+        """The names of the records by their last part: a million images are not compared to all."""
+        stems: dict[str, list[str]] = {}
         for key in self.records:
-            found.setdefault(_path(key).name, []).append(key)
-        return found
+            stems.setdefault(_path(key).name, []).append(key)
+        return stems
 
     def key(self, name: str) -> str | None:
-        """The record of an image: of the same path without suffix, or of the end of one.
+        """Return the record of an image: of the same path without suffix, or of the end of one.
 
         Names from a file may begin above the folder of the images, or below it.
         """
+        # Masks have other suffixes than images: names are compared without.
         own = _path(name)
         paths = {key: _path(key) for key in self._stems.get(own.name, ())}
         alike = [key for key, path in paths.items() if _ends(own, path)]
-        found = [key for key in alike if paths[key] == own] or alike
-        if len(found) > 1:
+        fits = [key for key in alike if paths[key] == own] or alike
+        if len(fits) > 1:
             raise UserError(
-                f"{self.path} has two or more truths for {name} ({found[0]}, {found[1]}): use the"
+                f"{self.path} has two or more truths for {name} ({fits[0]}, {fits[1]}): use the"
                 " path inside the folder of the images as name"
             )
-        return found[0] if found else None
+        return fits[0] if fits else None
 
     def check(self, names: Sequence[str]) -> int:
-        """The number of images that have a truth; raise for none, or one truth of two images."""
+        """Return the number of images that have a truth; raise for none, or one that fits two."""
         owners: dict[str, str] = {}
         for name in names:
             key = self.key(name)
@@ -147,7 +149,7 @@ class TruthFiles:
         return len(owners)
 
     def read(self, entry: Entry, view: View | None) -> Tensor:
-        """The truth of an image as the model sees it, all 0 where none is known: uint8 [H,W]."""
+        """Return the truth of an image as the model sees it: uint8 [H,W], 0 where none is known."""
         image = entry.image
         key = self.key(entry.image.name)
         try:
@@ -156,10 +158,11 @@ class TruthFiles:
             else:  # before the model's view
                 local = not image.inside and image.is_there()
                 size = upright_size(image.path if local else BytesIO(image.content()))
-            known = () if key is None else self.records[key]
-            if isinstance(known, ImageFile):
-                return with_boxes(_as_seen(_mask(known, size, view), view)[None])[0]
-            return OBJECT * _as_seen(_drawn(known, size, image.folder), view).to(torch.uint8)
+            record = () if key is None else self.records[key]
+            if isinstance(record, ImageFile):
+                return with_boxes(_as_seen(_mask(record, size, view), view)[None])[0]
+            # Of boxes alone nobody knows more: all of the box counts as the object.
+            return OBJECT * _as_seen(_drawn(record, size, image.folder), view).to(torch.uint8)
         except BadImageError as error:
             raise TruthError(f"its truth in {self.path.name}: {error}") from error
 
@@ -169,18 +172,19 @@ class TruthFiles:
 
 
 def _digest(records: Mapping[str, ImageFile | Sequence[Box]]) -> str:
-    known = [
-        (key, (one.size, one.version) if isinstance(one, ImageFile) else [*one])
-        for key, one in sorted(records.items())
+    """Return a digest of masks, by size and version, or of boxes."""
+    facts = [
+        (key, (record.size, record.version) if isinstance(record, ImageFile) else [*record])
+        for key, record in sorted(records.items())
     ]
-    return sha256(repr(known).encode()).hexdigest()[:16]
+    return sha256(repr(facts).encode()).hexdigest()[:16]
 
 
 Truth = TruthMasks | TruthFiles
 
 
 def truth_from(given: "Tensor | Path | str | Truth | None") -> Truth | None:
-    """The truth that a user gave: masks [N,H,W], a path, or none."""
+    """Return the truth that a user gave: masks [N,H,W], a path, or none."""
     if given is None or isinstance(given, TruthMasks | TruthFiles):
         return given
     if isinstance(given, Tensor):
@@ -199,7 +203,8 @@ def with_boxes(masks: Tensor) -> Tensor:
              [1, 2, 0]]], dtype=torch.uint8)
     """
     masks = masks.bool()
-    across, down = masks.any(1), masks.any(2)  # [N,W], [N,H]
+    across = masks.any(1)  # [N,W]
+    down = masks.any(2)  # [N,H]
 
     # From the first True of a line to the last: at or after a True, and at or before one.
     def between(line: Tensor) -> Tensor:
@@ -210,19 +215,19 @@ def with_boxes(masks: Tensor) -> Tensor:
 
 
 def _path(name: str) -> PurePosixPath:
-    """A name without the suffix of an image or of XML."""
+    """Return a name without the suffix of an image or of XML."""
     path = PurePosixPath(name)
     return path.with_suffix("") if path.suffix.lower() in (*SUFFIXES, ".xml") else path
 
 
 def _ends(one: PurePosixPath, other: PurePosixPath) -> bool:
-    """Whether the shorter of two paths is the end of the longer."""
+    """Return whether the shorter of two paths is the end of the longer."""
     count = min(len(one.parts), len(other.parts))
     return one.parts[-count:] == other.parts[-count:]
 
 
 def _mask(file: ImageFile, size: tuple[int, int], view: View | None) -> Image.Image:
-    """A mask as a grey picture: 255 on the object."""
+    """Return a mask as a grey picture: 255 on the object."""
     try:
         picture = read_mask(BytesIO(file.content()))
     except BadImageError as error:
@@ -241,30 +246,35 @@ def _mask(file: ImageFile, size: tuple[int, int], view: View | None) -> Image.Im
 
 
 def _drawn(boxes: Sequence[Box], size: tuple[int, int], label: str | None) -> Image.Image:
-    """Boxes as a grey picture of the image's size: 255 where the middle of a pixel is inside.
+    """Return boxes as a grey picture of the image's size: 255 inside.
 
-    Where boxes have the image's own class, those of other classes are left out.
+    A pixel is inside if its middle is. Where boxes have the image's own class, those of other
+    classes are left out.
     """
+
+    def inside(low: float, length: float, side: int) -> slice:
+        start, end = (int(min(max(np.ceil(edge - 0.5), 0), side)) for edge in (low, low + length))
+        return slice(start, end)
+
     own = [box for box in boxes if label and plain_name(box.category) == plain_name(label)]
-    found = np.zeros(size, np.uint8)
+    picture = np.zeros(size, np.uint8)
     for box in own or boxes:
-        rows, columns = (
-            slice(*(int(min(max(np.ceil(edge - 0.5), 0), side)) for edge in (low, low + length)))
-            for low, length, side in ((box.y, box.height, size[0]), (box.x, box.width, size[1]))
-        )
-        found[rows, columns] = 255
-    return Image.fromarray(found)
+        rows = inside(box.y, box.height, size[0])
+        columns = inside(box.x, box.width, size[1])
+        picture[rows, columns] = 255
+    return Image.fromarray(picture)
 
 
 def _as_seen(picture: Image.Image, view: View | None) -> Tensor:
     """Return the part of a grey picture that the model sees, to the nearest pixel: bool [H,W]."""
+    # Not bilinear, which would make grey edges that are neither object nor background.
     if view is not None:
         picture = seen(picture, replace(view, interpolation="nearest-exact"))
     return torch.from_numpy(np.asarray(picture) > 0)
 
 
 def boxes_at(path: Path) -> dict[str, list[Box]] | None:
-    """The boxes of a file or folder by image name, None for a folder that has none."""
+    """Return the boxes of a file or folder by image name, None for a folder that has none."""
     readers = {".json": _read_coco, ".csv": _read_csv}
     if path.is_dir():
         names = chain(path.glob("*.xml"), path.glob("*/*.xml"))
@@ -278,10 +288,10 @@ def boxes_at(path: Path) -> dict[str, list[Box]] | None:
         )
     else:
         rows = readers[path.suffix.lower()](path)
-    found: dict[str, list[Box]] = {}
+    boxes: dict[str, list[Box]] = {}
     for name, box in rows:
-        found.setdefault(name, []).extend([] if box is None else [box])
-    return found
+        boxes.setdefault(name, []).extend([] if box is None else [box])
+    return boxes
 
 
 _Rows = Iterator[tuple[str, Box | None]]
@@ -289,13 +299,14 @@ _Rows = Iterator[tuple[str, Box | None]]
 
 
 def _read_coco(path: Path) -> _Rows:
+    """Return the boxes of COCO's JSON."""
     content = read_json(path, MOST_BYTES)
     try:
         names = {image["id"]: _text(image["file_name"]) for image in content["images"]}
         kinds = {kind["id"]: _text(kind["name"]) for kind in content.get("categories", ())}
-        for one in content["annotations"]:
-            category = kinds.get(one.get("category_id"), "")
-            yield names[one["image_id"]], _box(path, one["bbox"], category)
+        for annotation in content["annotations"]:
+            category = kinds.get(annotation.get("category_id"), "")
+            yield names[annotation["image_id"]], _box(path, annotation["bbox"], category)
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         if isinstance(error, UserError):
             raise
@@ -306,7 +317,7 @@ def _read_coco(path: Path) -> _Rows:
 
 
 def _read_voc(folder: Path) -> _Rows:
-    """Boxes of one file per image, found by its name."""
+    """Return boxes of one file per image, found by its name."""
     for path in sorted(chain(folder.glob("*.xml"), folder.glob("*/*.xml"))):
         name = path.relative_to(folder).as_posix()
         text = read_limited(path, MOST_XML, _text_of)
@@ -317,21 +328,24 @@ def _read_voc(folder: Path) -> _Rows:
         except (ElementTree.ParseError, ValueError) as error:
             raise UserError(f"{path} could not be read as XML: {error}") from error
         yield name, None
-        for one in objects:
-            sides = [one.findtext(f"bndbox/{side}") for side in ("xmin", "ymin", "xmax", "ymax")]
+        for element in objects:
+            names = ("xmin", "ymin", "xmax", "ymax")
+            sides = [element.findtext(f"bndbox/{side}") for side in names]
             if None in sides:
                 raise UserError(f"{path}: an object has no bndbox with xmin, ymin, xmax and ymax")
             left, top, right, bottom = (_number(path, side) for side in sides)
-            kind = (one.findtext("name") or "").strip()
+            kind = (element.findtext("name") or "").strip()
             # Pixels are counted from 1, and the last one is inside.
             box = (left - 1, top - 1, right - left + 1, bottom - top + 1)
             yield name, _box(path, box, kind)
 
 
 def _read_csv(path: Path) -> _Rows:
+    """Return the boxes of a table with the columns CSV_HEADS, and perhaps `category`."""
     rows = csv.DictReader(StringIO(read_limited(path, MOST_BYTES, _text_of)))
     try:
-        if missing := [head for head in CSV_HEADS if head not in (rows.fieldnames or ())]:
+        missing = [head for head in CSV_HEADS if head not in (rows.fieldnames or ())]
+        if missing:
             raise UserError(f"{path} has no column {missing[0]!r}: give {', '.join(CSV_HEADS)}")
         for row in rows:
             sides = [row[head] for head in CSV_HEADS[1:]]
@@ -341,7 +355,7 @@ def _read_csv(path: Path) -> _Rows:
 
 
 def _box(path: Path, sides: Sequence[Any], category: str) -> Box:
-    """A box of (x, y, width, height); raise unless these are numbers of pixels."""
+    """Return a box of (x, y, width, height); raise unless these are numbers of pixels."""
     x, y, width, height = (_number(path, side) for side in sides)
     if width < 0 or height < 0:
         raise UserError(f"{path}: a box must have width and height, got {width:g} x {height:g}")
@@ -349,16 +363,18 @@ def _box(path: Path, sides: Sequence[Any], category: str) -> Box:
 
 
 def _number(path: Path, value: Any) -> float:
+    """Return a number of pixels; raise for anything else, also for one that is far too large."""
     try:
-        found = float(value)
+        number = float(value)
     except (TypeError, ValueError, OverflowError):
-        found = math.nan
-    if isinstance(value, bool) or not abs(found) <= FARTHEST:  # NaN neither
-        raise UserError(f"{path}: a box must have numbers of pixels, got {value!r:.80}: correct it")
-    return found
+        number = math.nan
+    if isinstance(value, bool) or not abs(number) <= FARTHEST:  # NaN neither
+        raise UserError(f"{path}: a box must have numbers of pixels, got {value!r:.80}")
+    return number
 
 
 def _text(value: Any) -> str:
+    """Return a text; raise for what JSON has in its place."""
     if not isinstance(value, str):
         raise TypeError(f"expected text, got {value!r:.80}")
     return value

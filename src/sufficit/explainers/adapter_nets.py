@@ -166,7 +166,7 @@ def _bilinear(
 def smooth_double(maps: Tensor) -> Tensor:
     """Maps at twice their side by a quadratic spline: [N,A,h,w] -> [N,A,2h,2w].
 
-    Along a line a new cell is 3/4, 1/4 of its two nearest (bilinear), and then 1/4, 1/2, 1/4 of
+    Along a line, each new cell is 3/4, 1/4 of its two nearest (bilinear), and then 1/4, 1/2, 1/4 of
     itself and its neighbours, which removes the kinks at the old cells. Two matrix products do it.
 
     >>> smooth_double(torch.tensor([[[[0.0, 0.0, 8.0, 0.0]]]]))[0, 0, 0].tolist()

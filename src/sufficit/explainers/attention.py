@@ -22,7 +22,7 @@ from sufficit.explainers.forward_pass import target_logits_with_graph
 def rollout(
     classifier: Classifier, images: Tensor, _: Tensor | None, *, layer: str | None, **__: Any
 ) -> Tensor:
-    """The product of all blocks' attention (Abnar and Zuidema 2020): [N,h,w]."""
+    """Return the product of all blocks' attention (Abnar and Zuidema 2020): [N,h,w]."""
     fold = AttentionFold(len(images), "rollout", rolled)
     layer = layer or classifier.feature_layer(images)
     with torch.no_grad(), torch_attention(classifier.bare), ReadAttention(fold):
@@ -37,7 +37,7 @@ def rollout(
 
 
 def rolled(so_far: Tensor | None, attention: Tensor) -> Tensor:
-    """One more block: attention plus identity, rows that sum to 1, times the blocks before.
+    """Return one more block: attention plus identity, rows that sum to 1, times the blocks before.
 
     >>> rolled(None, torch.tensor([[[0.5, 0.5], [0.2, 0.8]]]))
     tensor([[[0.7500, 0.2500],
@@ -51,7 +51,7 @@ def rolled(so_far: Tensor | None, attention: Tensor) -> Tensor:
 def generic_attribution(
     classifier: Classifier, images: Tensor, targets: Tensor, **_: Any
 ) -> Tensor:
-    """Attention times its gradient, positive part, rolled over the blocks: [N,h,w].
+    """Return attention times its gradient, positive part, rolled over the blocks: [N,h,w].
 
     Chefer et al. 2021, equations 5 and 6: R = R + mean over heads of (gradient * A)^+ R.
     """
@@ -70,7 +70,7 @@ def generic_attribution(
             raise no_attention("generic-attribution")
         gradients = torch.autograd.grad(goal, mode.weights, allow_unused=True)
     for weights, gradient in zip(mode.weights, gradients, strict=True):
-        if gradient is not None:  # the prediction depends on it
+        if gradient is not None:  # None: the prediction does not depend on this block's weights
             fold.add((weights.detach().float() * gradient.float()).clamp(min=0))
     return fold.cells(classifier, images)
 
@@ -78,7 +78,7 @@ def generic_attribution(
 def target_sum(
     classifier: Classifier, inputs: Tensor, targets: Tensor, mode: TorchFunctionMode
 ) -> Tensor:
-    """The sum of the targets' logits of a pass inside the mode."""
+    """Return the sum of the targets' logits of a pass inside the mode."""
     with torch_attention(classifier.bare), mode:
         return target_logits_with_graph(classifier, inputs, targets).sum()
 
@@ -102,6 +102,7 @@ class AttentionFold:
         if weights.ndim == 3 and weights.shape[0] % self.images == 0:
             weights = weights.view(self.images, -1, *weights.shape[1:])
         *_, queries, keys = weights.shape
+        # A last block with a single query pools the tokens, as in SigLIP.
         pooling = queries == 1 and tokens is not None
         whole = weights.ndim == 4 and weights.shape[0] == self.images and tokens in (None, keys)
         if not whole or (queries != keys and not pooling):
@@ -118,14 +119,14 @@ class AttentionFold:
                 self.tokens = self.fold(self.tokens, block)
 
     def cells(self, classifier: Classifier, images: Tensor) -> Tensor:
-        """How much the prediction takes from each cell: [N,h,w]."""
+        """Return how much the prediction takes from each cell: [N,h,w]."""
         if self.tokens is None:
             raise no_attention(self.method)
         return cells_of(classifier, images, self.tokens, self.pool)
 
 
 def cells_of(classifier: Classifier, images: Tensor, tokens: Tensor, pool: Tensor | None) -> Tensor:
-    """How much the prediction takes from each cell, from tokens to tokens: [N,T,T] -> [N,h,w]."""
+    """Return how much the prediction takes from each cell: [N,T,T] -> [N,h,w]."""
     h, w = classifier.as_grid(tokens[:, 0, :, None], images).shape[2:]
     prefix = tokens.shape[1] - h * w
     # The settings of timm and of BEiT that say a model averages its tokens.
@@ -142,7 +143,7 @@ def cells_of(classifier: Classifier, images: Tensor, tokens: Tensor, pool: Tenso
 
 
 def no_attention(method: str) -> UserError:
-    """The error for a model without attention that can be read."""
+    """Return the error for a model without attention that can be read."""
     return UserError(
         f"{method} needs a transformer that attends with torch's own functions, and this model"
         ' called none: use another method, for example "gradcam"'
@@ -166,6 +167,7 @@ class WrittenAttention(TorchFunctionMode):
             return self.attention(*args, **options)[0]
         if name == "multi_head_attention_forward":
             return self.multi_head(func, *args, **options)
+        # Eager attention calls softmax over the keys, on scores of [N,heads,T,T] or [N*heads,T,T].
         if name == "softmax":
             result = func(*args, **options)
             axis = options.get("dim", args[1] if len(args) > 1 else None)
@@ -184,7 +186,7 @@ class WrittenAttention(TorchFunctionMode):
         return func(*args, **options)
 
     def product(self, one: Tensor, other: Tensor) -> Tensor:
-        """The matrix product of two activations."""
+        """Return the matrix product of two activations."""
         return one @ other
 
     # The parameters are torch's own, of the functions that these methods replace.
@@ -199,7 +201,7 @@ class WrittenAttention(TorchFunctionMode):
         scale: float | None = None,
         enable_gqa: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """What scaled_dot_product_attention returns, [N,heads,T,K], and its weights."""
+        """Return what scaled_dot_product_attention returns, [N,heads,T,K], and its weights."""
         if enable_gqa:
             key, value = (
                 t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value)
@@ -229,11 +231,12 @@ class WrittenAttention(TorchFunctionMode):
         *rest: Any,
         **options: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """What nn.MultiheadAttention computes, for [T,N,E]; without masks and extra tokens."""
+        """Return what nn.MultiheadAttention computes for [T,N,E], without masks, extra tokens."""
+        # nn.MultiheadAttention gives some of them by position, the others by name.
         names = ("bias_k", "bias_v", "add_zero_attn", "dropout_p", "out_proj_weight")
-        given = dict(zip((*names, "out_proj_bias"), rest, strict=False)) | options
+        others = dict(zip((*names, "out_proj_bias"), rest, strict=False)) | options
         unusual = ("bias_k", "bias_v", "add_zero_attn", "attn_mask", "key_padding_mask")
-        if in_proj_weight is None or any(given.get(name) not in (None, False) for name in unusual):
+        if in_proj_weight is None or any(others.get(name) not in (None, False) for name in unusual):
             raise UserError(
                 "this method reads nn.MultiheadAttention without masks, extra tokens and separate"
                 ' projections, and the model has some: use another method, for example "gradcam"'
@@ -248,8 +251,8 @@ class WrittenAttention(TorchFunctionMode):
         heads = [p.unflatten(2, (num_heads, -1)).permute(1, 2, 0, 3) for p in projected]
         mixed, shown = self.attention(*heads)
         joined = mixed.permute(2, 0, 1, 3).flatten(2)
-        out = (joined, given["out_proj_weight"], given["out_proj_bias"])
-        return self.other("linear", F.linear, out, {}), _asked_for(shown, given)
+        projection = (joined, others["out_proj_weight"], others["out_proj_bias"])
+        return self.other("linear", F.linear, projection, {}), _asked_for(shown, others)
 
 
 class ReadAttention(WrittenAttention):
@@ -264,7 +267,7 @@ class ReadAttention(WrittenAttention):
         self.fold.add(weights)
 
     def multi_head(self, func: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        """What nn.MultiheadAttention computes; it is asked for the weights of each head."""
+        """Return what nn.MultiheadAttention computes; it is asked for the weights of each head."""
         output, weights = func(
             *args, **options | {"need_weights": True, "average_attn_weights": False}
         )
@@ -273,7 +276,7 @@ class ReadAttention(WrittenAttention):
 
 
 def _asked_for(weights: Tensor, options: Mapping[str, Any]) -> Tensor | None:
-    """What the caller of nn.MultiheadAttention wants of the weights [N,heads,T,T]."""
+    """Return what the caller of nn.MultiheadAttention wants of the weights [N,heads,T,T]."""
     if not options.get("need_weights", True):
         return None
     return weights.mean(-3) if options.get("average_attn_weights", True) else weights
@@ -281,9 +284,12 @@ def _asked_for(weights: Tensor, options: Mapping[str, Any]) -> Tensor | None:
 
 @contextmanager
 def torch_attention(model: nn.Module) -> Iterator[None]:
-    """Inside, models of transformers attend with torch, not with a kernel of their own."""
-    found = [getattr(module, "config", None) for module in model.modules()]
-    configs: dict[int, Any] = {id(config): config for config in found}  # the outer modules' first
+    """Have models of transformers attend with torch inside, not with a kernel of their own.
+
+    A function mode sees torch's functions only, not what a kernel such as flash-attention does.
+    """
+    held = [getattr(module, "config", None) for module in model.modules()]
+    configs: dict[int, Any] = {id(config): config for config in held}  # the outer modules' first
     before = [
         (config, getattr(config, "_attn_implementation", None)) for config in configs.values()
     ]

@@ -9,7 +9,7 @@ _FLAT = 1e-12  # smaller differences of a kernel between cells are rounding
 
 
 def gradcam(features: Tensor, gradients: Tensor) -> Tensor:
-    """Channels weighted by their mean gradient (Selvaraju et al. 2017, equations 1 and 2).
+    """Return channels weighted by their mean gradient (Selvaraju et al. 2017, equations 1 and 2).
 
     >>> features = torch.tensor([[[[1.0, 2.0]], [[3.0, 5.0]]]])
     >>> gradients = torch.tensor([[[[0.5, 1.5]], [[-1.0, 0.0]]]])
@@ -20,7 +20,7 @@ def gradcam(features: Tensor, gradients: Tensor) -> Tensor:
 
 
 def gradcam_plus_plus(features: Tensor, gradients: Tensor) -> Tensor:
-    """Channels weighted by their positive gradients (Chattopadhay et al. 2018, equation 19)."""
+    """Return channels weighted by positive gradients (Chattopadhay et al. 2018, equation 19)."""
     squares = gradients.square()
     sums = features.sum((2, 3), keepdim=True)
     cubes = squares * gradients
@@ -29,7 +29,7 @@ def gradcam_plus_plus(features: Tensor, gradients: Tensor) -> Tensor:
 
 
 def layercam(features: Tensor, gradients: Tensor) -> Tensor:
-    """Each cell weighted by its own positive gradient (Jiang et al. 2021, equation 6).
+    """Return each cell weighted by its own positive gradient (Jiang et al. 2021, equation 6).
 
     >>> features = torch.tensor([[[[1.0, 2.0]], [[3.0, 5.0]]]])
     >>> gradients = torch.tensor([[[[0.5, 1.5]], [[-1.0, 1.0]]]])
@@ -40,7 +40,7 @@ def layercam(features: Tensor, gradients: Tensor) -> Tensor:
 
 
 def hirescam(features: Tensor, gradients: Tensor) -> Tensor:
-    """Features times gradients, cell by cell (Draelos and Carin 2020, equation 3).
+    """Return features times gradients, cell by cell (Draelos and Carin 2020, equation 3).
 
     >>> features = torch.tensor([[[[1.0, 2.0]], [[3.0, 5.0]]]])
     >>> gradients = torch.tensor([[[[0.5, 1.5]], [[-1.0, 1.0]]]])
@@ -55,14 +55,14 @@ def _weighted(features: Tensor, weights: Tensor) -> Tensor:
 
 
 def target_logits(logits: Tensor, targets: Tensor) -> Tensor:
-    """The logit of each image's target: [N,C], [N] -> [N]."""
+    """Return the logit of each image's target: [N,C], [N] -> [N]."""
     return logits.gather(1, targets[:, None])[:, 0]
 
 
 def contrast(
     logits: Tensor, targets: Tensor, reading: str = "weighted", nearest: int = 3
 ) -> Tensor:
-    """Finer-CAM's score: the target's logit y against those of the nearest classes: [N,C] -> [N].
+    """Return Finer-CAM's score: the target's logit y against the nearest classes': [N,C] -> [N].
 
     "weighted": the mean of y - 1.0 * y_j, weighted by the softmax of class j. "mean": y - 0.6 * the
     mean of y_j.
@@ -71,7 +71,8 @@ def contrast(
     tensor([3.8000])
     """
     others = nearest_classes(logits, targets, nearest)
-    own, near = target_logits(logits, targets), logits.gather(1, others)
+    own = target_logits(logits, targets)
+    near = logits.gather(1, others)
     if reading == "mean":
         return own - 0.6 * near.mean(1)
     weights = logits.softmax(1).gather(1, others)
@@ -79,7 +80,7 @@ def contrast(
 
 
 def nearest_classes(logits: Tensor, targets: Tensor, count: int = 3) -> Tensor:
-    """The other classes, by the distance of their logit to the target's: [N,C], [N] -> [N,count].
+    """Return the classes whose logits are nearest to the target's: [N,C], [N] -> [N,count].
 
     >>> nearest_classes(torch.tensor([[5.0, 1.0, 2.0, 6.0]]), torch.tensor([0]), 2)
     tensor([[3, 2]])
@@ -90,7 +91,7 @@ def nearest_classes(logits: Tensor, targets: Tensor, count: int = 3) -> Tensor:
 
 
 def eigencam(features: Tensor) -> Tensor:
-    """First principal component of the features: [N,K,h,w] -> [N,h,w], of unit length.
+    """Return the first principal component of the features: [N,K,h,w] -> [N,h,w], of unit length.
 
     Muhammad and Yeasin 2020; as in grad-cam the channels are centred over the cells first.
     """
@@ -98,7 +99,7 @@ def eigencam(features: Tensor) -> Tensor:
 
 
 def kpca_cam(features: Tensor) -> Tensor:
-    """First component of the sigmoid kernel between cells: [N,K,h,w] -> [N,h,w], of unit length.
+    """Return the first component of the cells' sigmoid kernel: [N,K,h,w] -> [N,h,w], of length 1.
 
     As grad-cam (scikit-learn's KernelPCA) computes it: channels centred over the cells, kernel
     tanh(x.y / K + 1).
@@ -107,25 +108,26 @@ def kpca_cam(features: Tensor) -> Tensor:
 
 
 def _component(kernels: Tensor, features: Tensor) -> Tensor:
-    """The first eigenvector of each kernel between cells: [N,hw,hw] -> [N,h,w].
+    """Return the first eigenvector of each kernel between cells: [N,hw,hw] -> [N,h,w].
 
     Its sign is free: here, as in grad-cam, the entry farthest from zero is positive. Features that
     are the same in every cell give zeros, NaN gives NaN.
     """
     flat = kernels.abs().amax((1, 2))[:, None] <= _FLAT
-    found = by_solver(kernels) if kernels.device.type == "cpu" else by_powers(kernels)
-    return found.masked_fill(flat, 0).view(-1, *features.shape[2:]).to(features.dtype)
+    on_cpu = kernels.device.type == "cpu"
+    components = by_solver(kernels) if on_cpu else by_powers(kernels)
+    return components.masked_fill(flat, 0).view(-1, *features.shape[2:]).to(features.dtype)
 
 
 def centred_kernels(features: Tensor, *, sigmoid: bool = True) -> Tensor:
-    """The kernel between the cells of each image, centred: [N,K,h,w] -> [N,hw,hw]."""
+    """Return the kernel between the cells of each image, centred: [N,K,h,w] -> [N,hw,hw]."""
     # Apple's GPUs have no doubles.
     exact = torch.float32 if features.device.type == "mps" else torch.float64
     cells = features.flatten(2).to(exact)
     cells = cells - cells.mean(2, keepdim=True)
     if sigmoid:
-        one, share = cells.new_ones(1), 1 / features.shape[1]
-        kernels = torch.baddbmm(one, cells.mT, cells, alpha=share).tanh()
+        one = cells.new_ones(1)
+        kernels = torch.baddbmm(one, cells.mT, cells, alpha=1 / features.shape[1]).tanh()
     else:
         kernels = cells.mT @ cells
     kernels = kernels - kernels.mean(2, keepdim=True)
@@ -133,19 +135,19 @@ def centred_kernels(features: Tensor, *, sigmoid: bool = True) -> Tensor:
 
 
 def by_solver(matrices: Tensor) -> Tensor:
-    """Unit eigenvectors of the largest eigenvalues, farthest entry positive: [N,P,P] -> [N,P].
+    """Return eigenvectors of the largest eigenvalues, farthest entry positive: [N,P,P] -> [N,P].
 
     >>> by_solver(torch.tensor([[[0.0, 3.0], [3.0, -8.0]]]))               # eigenvalues 1 and -9
     tensor([[0.9487, 0.3162]])
     """
-    _, found = torch.linalg.eigh(matrices.nan_to_num())  # LAPACK raises for NaN
-    vectors: Tensor = found[:, :, -1]
+    _, every = torch.linalg.eigh(matrices.nan_to_num())  # LAPACK raises for NaN
+    vectors: Tensor = every[:, :, -1]  # eigenvalues come in ascending order
     farthest = vectors.gather(1, vectors.abs().argmax(1, keepdim=True))
     return torch.where(farthest < 0, -vectors, vectors) + 0 * matrices[:, 0]  # NaN stays NaN
 
 
 def by_powers(matrices: Tensor) -> Tensor:
-    """The same by powers of all matrices at once, some twenty times faster on a GPU.
+    """Return the same by powers of all matrices at once, some twenty times faster on a GPU.
 
     A high power of a matrix is v v^T of the largest eigenvalue. Its column with the largest
     diagonal entry is a multiple of v, positive where v is farthest from zero. No step waits for

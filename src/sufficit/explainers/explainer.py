@@ -29,25 +29,27 @@ class Option:
     choices: tuple[str, ...] = ()
 
     def read(self, name: str, given: Any) -> Value:
-        """The value of a word or number; raise for one that the option does not take."""
+        """Return the value of a word or number; raise for one that the option does not take."""
         kind = str if self.default is None else type(self.default)
         words = {int: "a whole number", float: "a number", str: "a word"}
         value: Any = None
         with suppress(TypeError, ValueError, OverflowError):
             value = kind(given)
+        # int(2.5) is 2: a number must not change as it is read.
         exact = isinstance(given, str) or (kind is not str and value == given)
         large = kind is not str and value is not None and not abs(value) <= _MOST  # NaN too
         if value is None or not exact or large or isinstance(given, bool):
-            raise UserError(f"{name} must be {words[kind]}, got {given!r:.100}: change it")
+            raise UserError(f"{name} must be {words[kind]}, got {given!r:.100}")
         if self.choices and value not in self.choices:
             raise unknown(name, str(value), self.choices)
-        low, high = self.least, self.most
-        if (low is not None and value < low) or (high is not None and value > high):
-            bounds = [] if low is None else [f"{low:g} or more"]
-            bounds += [] if high is None else [f"{high:g} or less"]
-            raise UserError(f"{name} must be {' and '.join(bounds)}, got {given}: change it")
-        found: Value = value
-        return found
+        too_low = self.least is not None and value < self.least
+        too_high = self.most is not None and value > self.most
+        if too_low or too_high:
+            bounds = [] if self.least is None else [f"{self.least:g} or more"]
+            bounds += [] if self.most is None else [f"{self.most:g} or less"]
+            raise UserError(f"{name} must be {' and '.join(bounds)}, got {given}")
+        checked: Value = value
+        return checked
 
 
 @dataclass(frozen=True)
@@ -109,8 +111,10 @@ class Explainer:
     @property
     def settings(self) -> dict[str, Value]:
         """The value of every option."""
-        found = {n: self.chosen.get(n, option.default) for n, option in self.takes.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {
+            name: self.chosen.get(name, option.default) for name, option in self.takes.items()
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def passes(self) -> int | str:
@@ -119,7 +123,7 @@ class Explainer:
         return self.cost(**options) if callable(self.cost) else self.cost
 
     def facts(self) -> dict[str, Any]:
-        """What results record of a method."""
+        """Return what results record of a method."""
         return {
             "options": self.settings,
             "sign": self.sign,
@@ -129,7 +133,7 @@ class Explainer:
         }
 
     def with_options(self, name: str, given: Mapping[str, Any]) -> "Explainer":
-        """The method with options; raise for unknown names and values, and for missing ones."""
+        """Return the method with options; raise for unknown names or values, and missing ones."""
         for option in given:
             if option not in self.takes:
                 if not self.takes:
@@ -139,28 +143,30 @@ class Explainer:
             option: self.takes[option].read(f"{option} of {name}", value)
             for option, value in given.items()
         }
-        missing = [n for n, one in self.takes.items() if one.default is None and n not in chosen]
+        required = [word for word, option in self.takes.items() if option.default is None]
+        missing = [word for word in required if word not in chosen]
         if missing:
             wanted = f"{name}:{missing[0].upper()}"
             raise UserError(f"{name} needs its {missing[0]}: write {wanted}")
         sign: Any = chosen.get("sign", self.sign)
-        found = replace(self, chosen=chosen, sign=sign)
-        inner = {option: value for option, value in found.settings.items() if option != "sign"}
+        method = replace(self, chosen=chosen, sign=sign)
+        inner = {option: value for option, value in method.settings.items() if option != "sign"}
         if not inner:
-            return found
+            return method
+        # A CAM's options change the score that is differentiated, as in Finer-CAM.
         if self.needs == "gradients":
-            return replace(found, score=partial(self.score, **inner))
-        return replace(found, draw=partial(self.draw, **inner))
+            return replace(method, score=partial(self.score, **inner))
+        return replace(method, draw=partial(self.draw, **inner))
 
 
 def of_library(word: str) -> bool:
-    """Whether a word names an attribution of a library, as captum:DeepLift does."""
+    """Return whether a word names an attribution of a library, as captum:DeepLift does."""
     library, colon, _ = word.partition(":")
     return bool(colon) and library in LIBRARIES
 
 
 def split_word(word: str) -> tuple[str, list[tuple[str, str]]]:
-    """A method's name and its options, with "" for the name of the first if that has none.
+    """Return a method's name and its options, with "" for the name of the first if that has none.
 
     >>> split_word("integrated-gradients:steps=20:sign=absolute")
     ('integrated-gradients', [('steps', '20'), ('sign', 'absolute')])
@@ -172,19 +178,22 @@ def split_word(word: str) -> tuple[str, list[tuple[str, str]]]:
     name, *parts = word.split(":")
     if of_library(word):
         name = f"{name}:{parts.pop(0)}"
-    found: list[tuple[str, str]] = []
+    options: list[tuple[str, str]] = []
     for part in parts:
         option, equals, value = part.partition("=")
         named = bool(equals) and option.replace("_", "").isalnum()
-        if named or not found:
-            found.append((option, value) if named else ("", part))
+        if named:
+            options.append((option, value))
+        elif not options:
+            options.append(("", part))
         else:  # a colon inside a value, as in a URL
-            found[-1] = (found[-1][0], f"{found[-1][1]}:{part}")
-    return name, found
+            option, start = options[-1]
+            options[-1] = (option, f"{start}:{part}")
+    return name, options
 
 
 def method_word(name: str, options: Mapping[str, Any]) -> str:
-    """The word for a method with options.
+    """Return the word for a method with options.
 
     >>> method_word("integrated-gradients", {"steps": 20})
     'integrated-gradients:steps=20'

@@ -50,13 +50,13 @@ class DrawnMaps:
     shares: Tensor | None = None  # [N] of the pixels that a cut map marks; None: it is not cut
 
     def at(self, size: tuple[int, int]) -> Tensor:
-        """The finished heatmaps at the image's size, float64 if cut: [N,H,W] in 0..1."""
+        """Return the finished heatmaps at the image's size, float64 if cut: [N,H,W] in 0..1."""
         if self.shares is not None:
             return cut_at(resize(self.maps, size), self.shares.to(self.maps.device))
         return resize(self.maps, size) if self.final else normalize(resize(self.stretched, size))
 
     def order_at(self, size: tuple[int, int]) -> Tensor:
-        """The order of all pixels, negative parts included: [N,H,W] in 0..1."""
+        """Return the order of all pixels, negative parts included: [N,H,W] in 0..1."""
         return normalize(resize(self.maps, size))
 
     @property
@@ -69,7 +69,7 @@ class DrawnMaps:
 
 
 def cut_at(order: Tensor, shares: Tensor) -> Tensor:
-    """Maps that mark the first share of the pixels by rank: [N,H,W], [N] -> float64 [N,H,W].
+    """Return maps that mark the first share of the pixels by rank: [N,H,W], [N] -> float64 [N,H,W].
 
     Values fall by rank from 1 to 0.995 inside and from 0.005 to 0 outside, so that alpha_min 0.5
     marks exactly the region, and the order of all pixels stays. Float32 could not tell apart as
@@ -81,7 +81,8 @@ def cut_at(order: Tensor, shares: Tensor) -> Tensor:
     """
     pixels = order[0].numel()
     places = ranks(order).double()
-    # To the nearest whole pixel, as `runs` counts.
+    # To the nearest whole pixel, as the bands of `perturbation` count. A share such as 0.3 times
+    # the pixels may end in .4999999: six decimals take that away before it is rounded.
     inside = ((shares.double() * pixels).round(decimals=6) + 0.5).floor()[:, None, None]
     marked = 1 - EDGE * places / inside.clamp(min=1)
     rest = EDGE * (pixels - places) / (pixels - inside).clamp(min=1)
@@ -99,10 +100,19 @@ def explain_all(
     seed: int = 0,
     progress: bool | None = None,
 ) -> dict[str, Tensor]:
-    """Heatmaps by several methods, from one forward pass in all: each [N,H,W] in 0..1.
+    """Return heatmaps by several methods, from one forward pass in all: each [N,H,W] in 0..1.
 
     Methods that read gradients share the backward pass to the feature layer; Finer-CAM adds one
-    more, from the logits to that layer. `methods` are names, or names and methods.
+    more, from the logits to that layer.
+
+    - classifier: the model.
+    - images: [N,C,H,W] in 0..1.
+    - targets: the class of each image [N]; None: the model's prediction.
+    - methods: names, or names and methods.
+    - layer: the layer that CAMs read; None: the one that the classifier finds.
+    - batch_size: images at a time; None: a good size for the device.
+    - seed: of methods that draw random numbers.
+    - progress: show a progress bar; None: where the output is a terminal.
     """
     drawn = draw_all(
         classifier,
@@ -116,12 +126,13 @@ def explain_all(
     )
     h, w = images.shape[2:]
     with torch.inference_mode(False):
-        return {name: one.at((h, w)) for name, one in drawn.items()}
+        return {name: maps.at((h, w)) for name, maps in drawn.items()}
 
 
 def recommended(classifier: Classifier, images: Tensor) -> str:
-    """The method that is recommended for a model, which is tried on the first image."""
+    """Return the method that is recommended for a model, which is tried on the first image."""
     attribution = RECOMMENDED["transformer"]
+    # Only a try tells whether a model attends: attention may be inside any module.
     copy = classifier.over(classifier.model)  # so that no layer that is found stays
     try:
         with warnings.catch_warnings():
@@ -132,6 +143,7 @@ def recommended(classifier: Classifier, images: Tensor) -> str:
     return attribution
 
 
+# It takes the options of `explain_all`, and `names` for errors.
 def draw_all(
     classifier: Classifier,
     images: Tensor,
@@ -144,157 +156,175 @@ def draw_all(
     progress: bool | None = None,
     names: Sequence[object] | None = None,
 ) -> dict[str, DrawnMaps]:
-    """The heatmaps of `explain_all` as their methods drew them, not yet resized.
+    """Return the heatmaps of `explain_all` as their methods drew them, not yet resized.
 
     Errors name images by `names`, or by number.
     """
     with torch.inference_mode(False):  # whose tensors no gradient could be taken of
-        wanted = methods_for(methods, classifier)
+        explainers = methods_for(methods, classifier)
         checks.check_images(images)
         if layer is not None:
             check_name(layer)
         goals = checks.check_targets(targets, len(images))
         goals = None if goals is None else goals.cpu().clone()
-        drawing = {name: method for name, method in wanted.items() if method.needs != "images"}
-        parts = _in_batches(
-            classifier, images, goals, drawing, layer, batch_size, seed, progress, names
-        )
-        found = {}
-        for name, method in wanted.items():
-            if name in drawing:
+        asking = {name: method for name, method in explainers.items() if method.needs != "images"}
+        drawing = _Drawing(classifier, asking, layer, seed)
+        parts = drawing.in_batches(images, goals, batch_size, progress, names)
+        drawn = {}
+        for name, method in explainers.items():
+            if name in asking:
                 maps = torch.cat(parts[name])
             else:  # all images at once: batches must not change noise
                 maps = method.draw(images, seed).to(classifier.device)
             shares = None if method.shares is None else method.shares(maps).cpu()
-            found[name] = DrawnMaps(maps, method.final or method.needs == "images", shares)
-        _judge({name: _peaks(found[name]) for name in drawing if drawing[name].needs != "own"})
-        return found
+            final = method.final or method.needs == "images"
+            drawn[name] = DrawnMaps(maps, final, shares)
+        # A user's own function may give a map of zeros; `check_heatmaps` has judged it already.
+        judged = [name for name, method in asking.items() if method.needs != "own"]
+        _judge({name: _peaks(drawn[name]) for name in judged})
+        return drawn
 
 
-def _in_batches(
-    classifier: Classifier,
-    images: Tensor,
-    targets: Tensor | None,
-    methods: Mapping[str, Explainer],
-    layer: str | None,
-    batch_size: int | None,
-    seed: int,
-    progress: bool | None,
-    names: Sequence[object] | None,
-) -> dict[str, list[Tensor]]:
-    """The maps of every method, batch by batch; batches are halved where memory is short."""
-    names = names or range(len(images))
-    size = usual_batch(classifier, images.shape[1:]) if batch_size is None else batch_size
-    if size < 1:
-        raise UserError(f"batch_size must be 1 or more, got {size}: leave it out for a good one")
-    found: dict[str, list[Tensor]] = {name: [] for name in methods}
-    start = 0
-    with bar("explaining", progress) as tick:
-        while methods and start < len(images):
-            part = slice(start, start + size)
-            some = None if targets is None else targets[part]
-            try:
-                drawn = _draw(classifier, images[part], some, methods, layer, seed, names[part])
-            except torch.OutOfMemoryError:
-                drawn = {}  # the model's memory is free once the exception is gone
-            if not drawn:
-                size = halved(min(size, len(images) - start))
-                continue
-            for name, maps in drawn.items():
-                found[name].append(maps)
-            start += size
-            if tick:
-                tick(min(start, len(images)), len(images))
-    return found
+@dataclass(frozen=True)
+class _Drawing:
+    """Methods that ask a model, and what all of them get."""
 
+    classifier: Classifier
+    methods: Mapping[str, Explainer]
+    layer: str | None
+    seed: int
 
-def _draw(
-    classifier: Classifier,
-    images: Tensor,
-    targets: Tensor | None,
-    methods: Mapping[str, Explainer],
-    layer: str | None,
-    seed: int,
-    names: Sequence[object],
-) -> dict[str, Tensor]:
-    """The maps of a batch by every method, with one forward pass per layer: each [N,h,w]."""
-    here = images.detach().to(classifier.device)
-    here = here.clone() if here.is_inference() else here
-    # Before the pass: a copy to a GPU waits for all the work it was given before.
-    goals = None if targets is None else targets.to(classifier.device)
-    watching = {name: method for name, method in methods.items() if method.needs in _PASS}
-    if layer is None and any(method.layer is None for method in watching.values()):
-        layer = classifier.feature_layer(here)
-    by_layer: dict[str, dict[str, Explainer]] = {}
-    for name, method in watching.items():
-        by_layer.setdefault(method.layer or layer or "", {})[name] = method
-    found: dict[str, Tensor] = {}
-    for place, some in by_layer.items():
-        seen = look(
-            classifier,
-            here,
-            place,
-            differentiate=any(m.needs == "gradients" or m.differentiates for m in some.values()),
-            earlier=_together(method.reads[:-1] for method in some.values()),
-            inputs=_together(method.inputs for method in some.values()),
+    def in_batches(
+        self,
+        images: Tensor,
+        targets: Tensor | None,
+        batch_size: int | None,
+        progress: bool | None,
+        names: Sequence[object] | None,
+    ) -> dict[str, list[Tensor]]:
+        """Return the maps of every method, batch by batch; halve batches where memory is short."""
+        names = names or range(len(images))
+        if batch_size is None:
+            batch_size = usual_batch(self.classifier, images.shape[1:])
+        if batch_size < 1:
+            raise UserError(
+                f"batch_size must be 1 or more, got {batch_size}: leave it out for a good one"
+            )
+        maps: dict[str, list[Tensor]] = {name: [] for name in self.methods}
+        start = 0
+        with bar("explaining", progress) as tick:
+            while self.methods and start < len(images):
+                part = slice(start, start + batch_size)
+                goals = None if targets is None else targets[part]
+                try:
+                    drawn = self.batch(images[part], goals, names[part])
+                except torch.OutOfMemoryError:
+                    drawn = {}  # the model's memory is free once the exception is gone
+                if not drawn:
+                    batch_size = halved(min(batch_size, len(images) - start))
+                    continue
+                for name, tensor in drawn.items():
+                    maps[name].append(tensor)
+                start += batch_size
+                if tick:
+                    tick(min(start, len(images)), len(images))
+        return maps
+
+    def batch(
+        self, images: Tensor, targets: Tensor | None, names: Sequence[object]
+    ) -> dict[str, Tensor]:
+        """Return the maps of a batch by every method, one forward pass per layer: each [N,h,w]."""
+        here = images.detach().to(self.classifier.device)
+        here = here.clone() if here.is_inference() else here
+        # Before the pass: a copy to a GPU waits for all the work it was given before.
+        goals = None if targets is None else targets.to(self.classifier.device)
+        maps: dict[str, Tensor] = {}
+        layer = self._layer(here)
+        for place, watching in self._by_layer(layer).items():
+            seen = look(
+                self.classifier,
+                here,
+                place,
+                differentiate=any(
+                    method.needs == "gradients" or method.differentiates
+                    for method in watching.values()
+                ),
+                earlier=_together(method.reads[:-1] for method in watching.values()),
+                inputs=_together(method.inputs for method in watching.values()),
+            )
+            if targets is not None:  # they are on the CPU: no wait for a GPU
+                checks.check_range(targets, seen.logits.shape[1])
+            goals = seen.logits.detach().argmax(1) if goals is None else goals
+            maps |= _maps(seen, goals, watching)
+        needs = [method.needs for method in self.methods.values()]
+        # A pass has told the predictions already; without one they cost a pass of their own.
+        if goals is None and ("model" in needs or "own" in needs):
+            with torch.no_grad():
+                goals = self.classifier(here).argmax(1)
+        for name, method in self.methods.items():
+            if method.needs in ("model", "attention"):
+                attributions = method.draw(
+                    self.classifier,
+                    here,
+                    goals,
+                    layer=method.layer or layer,
+                    seed=self.seed,
+                )
+                signed = attributions.detach().float()
+                maps[name] = signed.abs() if method.sign == "absolute" else signed
+            elif method.needs == "own":
+                assert goals is not None
+                maps[name] = self._own(name, here, goals, names)
+        return maps
+
+    def _layer(self, images: Tensor) -> str | None:
+        """Return the layer that CAMs read; finding it takes a forward pass, so only for them."""
+        reading = [method for method in self.methods.values() if method.needs in _PASS]
+        if self.layer is None and any(method.layer is None for method in reading):
+            return self.classifier.feature_layer(images)
+        return self.layer
+
+    def _by_layer(self, layer: str | None) -> dict[str, dict[str, Explainer]]:
+        """Return the methods that read a forward pass, by the layer they read."""
+        by_layer: dict[str, dict[str, Explainer]] = {}
+        for name, method in self.methods.items():
+            if method.needs in _PASS:
+                by_layer.setdefault(method.layer or layer or "", {})[name] = method
+        return by_layer
+
+    def _own(self, name: str, images: Tensor, targets: Tensor, names: Sequence[object]) -> Tensor:
+        """Return the heatmaps of a user's function, checked: [N,H,W]."""
+        function = self.methods[name].draw
+
+        def call(rows: Sequence[int]) -> Tensor:
+            indices = list(rows)
+            # Indexing copies: the function may work in place.
+            return function(self.classifier, images[indices], targets[indices])
+
+        heatmaps = call_guarded(
+            f"method {name}",
+            function,
+            call,
+            join_tensors,
+            classifier=self.classifier,
+            images=images,
+            names=names,
+            seed=self.seed,
         )
-        if targets is not None:  # they are on the CPU: no wait for a GPU
-            checks.check_range(targets, seen.logits.shape[1])
-        goals = seen.logits.detach().argmax(1) if goals is None else goals
-        found |= _maps(seen, goals, some)
-    if goals is None and any(method.needs in ("model", "own") for method in methods.values()):
-        with torch.no_grad():
-            goals = classifier(here).argmax(1)
-    for name, method in methods.items():
-        if method.needs in ("model", "attention"):
-            given = {"layer": method.layer or layer, "seed": seed}
-            maps = method.draw(classifier, here, goals, **given).detach().float()
-            found[name] = maps.abs() if method.sign == "absolute" else maps
-        elif method.needs == "own":
-            assert goals is not None
-            found[name] = _own(classifier, here, goals, name, method.draw, seed, names)
-    return found
+        try:
+            check_heatmaps(heatmaps, images, names)
+        except UserError as error:
+            raise UserError(f"method {name}: {error}") from error
+        return heatmaps.detach().to(images.device, torch.float32)
 
 
-def _together(names: Iterable[Sequence[str]]) -> list[str]:
-    """All names, each once."""
-    return list(dict.fromkeys(name for some in names for name in some))
-
-
-def _own(
-    classifier: Classifier,
-    images: Tensor,
-    targets: Tensor,
-    name: str,
-    function: OwnMethod,
-    seed: int,
-    names: Sequence[object],
-) -> Tensor:
-    """The heatmaps of a user's function, checked: [N,H,W]."""
-
-    def call(rows: Sequence[int]) -> Tensor:
-        some = list(rows)
-        return function(classifier, images[some], targets[some])  # copies: it may work in place
-
-    heatmaps = call_guarded(
-        f"method {name}",
-        function,
-        call,
-        join_tensors,
-        classifier=classifier,
-        images=images,
-        names=names,
-        seed=seed,
-    )
-    try:
-        check_heatmaps(heatmaps, images, names)
-    except UserError as error:
-        raise UserError(f"method {name}: {error}") from error
-    return heatmaps.detach().to(images.device, torch.float32)
+def _together(lists: Iterable[Sequence[str]]) -> list[str]:
+    """Return all names, each once."""
+    return list(dict.fromkeys(name for names in lists for name in names))
 
 
 def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer]:
-    """Methods by name; raise for unknown ones and for those that do not fit the classifier.
+    """Return methods by name; raise for unknown ones and for those that do not fit the classifier.
 
     The methods it returns, adapters included, also draw for changed copies of the classifier.
     """
@@ -303,15 +333,16 @@ def methods_for(methods: Methods, classifier: Classifier) -> dict[str, Explainer
     named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
     if not named:
         raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
-    found = {name: _known(method, classifier) for name, method in named.items()}
-    for name, method in found.items():
-        method.check()
-        if method.extra is not None:
-            extra(method.extra, f"the method {name}")
-    return found
+    explainers = {name: _as_explainer(method, classifier) for name, method in named.items()}
+    for name, explainer in explainers.items():
+        explainer.check()
+        if explainer.extra is not None:
+            extra(explainer.extra, f"the method {name}")
+    return explainers
 
 
-def _known(method: Method, classifier: Classifier) -> Explainer:
+def _as_explainer(method: Method, classifier: Classifier) -> Explainer:
+    """Return the method behind a word, a word with options, a function or an adapter."""
     if isinstance(method, Lax):
         return learned(method, classifier)
     if isinstance(method, tuple):
@@ -335,8 +366,9 @@ def _known(method: Method, classifier: Classifier) -> Explainer:
 
 
 def learned(lax: Lax, classifier: Classifier) -> Explainer:
-    """A trained adapter as a method, which raises for a classifier it was not trained on."""
-    low = classifier.dtype in (torch.bfloat16, torch.float16)  # the adapter's precision follows
+    """Return a trained adapter as a method, which raises for a classifier it was not trained on."""
+    # An adapter of a model in low precision draws in that precision, under autocast.
+    low = classifier.dtype in (torch.bfloat16, torch.float16)
 
     def draw(seen: Pass, targets: Tensor) -> Tensor:
         device = targets.device
@@ -362,15 +394,16 @@ def learned(lax: Lax, classifier: Classifier) -> Explainer:
 
 
 def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict[str, Tensor]:
-    """The maps of a pass by every method, at the features' size: each [N,h,w]."""
+    """Return the maps of a pass by every method, at the features' size: each [N,h,w]."""
     with torch.autocast(targets.device.type, enabled=False):
-        scores = list(dict.fromkeys(m.score for m in methods.values() if m.needs == "gradients"))
+        differentiated = [m.score for m in methods.values() if m.needs == "gradients"]
+        scores = list(dict.fromkeys(differentiated))  # a backward pass for each, not per method
         gradients = {}
-        found = {}
+        maps = {}
         with torch.no_grad():  # adapters first: the last gradient frees the graph
             for name, method in methods.items():
                 if method.needs == "stages":  # it chooses its own precision
-                    found[name] = method.draw(seen, targets)
+                    maps[name] = method.draw(seen, targets)
         for score in scores:
             with torch.enable_grad():
                 values = score(seen.logits, targets)
@@ -379,12 +412,12 @@ def _maps(seen: Pass, targets: Tensor, methods: Mapping[str, Explainer]) -> dict
             for name, method in methods.items():
                 if method.needs != "stages":
                     scored = (gradients[method.score],) if method.needs == "gradients" else ()
-                    found[name] = method.draw(seen.features.float(), *scored)
-    return found
+                    maps[name] = method.draw(seen.features.float(), *scored)
+    return maps
 
 
 def _peaks(drawn: DrawnMaps) -> Tensor:
-    """The highest value of each map, of its positive part: [N]."""
+    """Return the highest value of each map, of its positive part: [N]."""
     maps = drawn.maps if drawn.final else drawn.stretched
     return maps.amax((1, 2))
 
@@ -396,7 +429,8 @@ def _judge(drawn: Mapping[str, Tensor]) -> None:
     peaks = torch.stack([*drawn.values()]).cpu()  # [methods,N]
     if (peaks > 0).all():  # NaN is not
         return
-    images, broken = peaks.shape[1], peaks.isnan().any(0).nonzero().flatten().tolist()
+    images = peaks.shape[1]
+    broken = peaks.isnan().any(0).nonzero().flatten().tolist()
     if broken:
         wrong = f"NaN or infinite values for {len(broken)} of {images} images"
         remedy = f"the first is {broken[0]}: check its weights and precision"

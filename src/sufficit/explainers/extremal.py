@@ -14,7 +14,8 @@ from sufficit.perturbation.fills import blur_matrix
 CELLS = 32  # per side of the mask: 7 pixels at 224
 PULL = 300.0  # weight of the area's loss at the start
 GROWTH = 1.0035  # of that weight per step
-RATE, MOMENTUM = 0.01, 0.9
+RATE = 0.01  # of the gradient descent
+MOMENTUM = 0.9
 SHARPNESS = 20.0  # of the smooth maximum
 LEVELS = 8  # of blur between the image and its most blurred copy
 
@@ -22,7 +23,7 @@ LEVELS = 8  # of blur between the image and its most blurred copy
 def extremal_perturbation(
     classifier: Classifier, images: Tensor, targets: Tensor, *, area: float, steps: int, **__: Any
 ) -> Tensor:
-    """The mask of each image after gradient steps, smoothed: [N,H,W] in 0..1.
+    """Return the mask of each image after gradient steps, smoothed: [N,H,W] in 0..1.
 
     Fong et al. 2019, equations 4 to 7: what the mask hides is blurred; a mask is a smooth maximum
     of Gaussians around its cells; its sorted values are drawn to a step that has the area.
@@ -33,7 +34,9 @@ def extremal_perturbation(
     with torch.enable_grad(), classifier.in_eval_mode():
         pyramid = blurred(images)
         cells = torch.full((n, *shape), 0.5, device=images.device, requires_grad=True)
-        speed, pull = torch.zeros_like(cells), PULL
+        speed = torch.zeros_like(cells)
+        pull = PULL
+        # Plain descent with momentum, by hand: cells are clamped after each step.
         for _ in range(steps):
             masks = smooth_masks(cells, (h, w), cell)
             inputs = classifier.normalize(perturbed(pyramid, masks))
@@ -44,12 +47,12 @@ def extremal_perturbation(
                 speed = MOMENTUM * speed + gradient
                 cells = (cells - RATE * speed).clamp(0, 1).requires_grad_()
             pull *= GROWTH
-        found = smooth_masks(cells, (h, w), cell).detach()
-    return found.clamp(0, 1)
+        masks = smooth_masks(cells, (h, w), cell).detach()
+    return masks.clamp(0, 1)
 
 
 def blurred(images: Tensor) -> Tensor:
-    """The images from their most blurred copy to themselves: [L,N,C,H,W]."""
+    """Return the images from their most blurred copy to themselves: [L,N,C,H,W]."""
     h, w = images.shape[2:]
     most = min(h, w) / 10  # as wide as the fill `blur`
     copies = []
@@ -61,16 +64,16 @@ def blurred(images: Tensor) -> Tensor:
 
 
 def perturbed(pyramid: Tensor, masks: Tensor) -> Tensor:
-    """Each pixel from the level that its mask says: 0 most blurred, 1 the image: [N,C,H,W]."""
+    """Return each pixel from the level its mask says: 0 most blurred, 1 the image: [N,C,H,W]."""
     place = masks * (len(pyramid) - 1)
-    found = torch.zeros_like(pyramid[0])
+    mixed = torch.zeros_like(pyramid[0])
     for level, copy in enumerate(pyramid):  # linear between two levels
-        found = found + (1 - (place - level).abs()).clamp(min=0)[:, None] * copy
-    return found
+        mixed = mixed + (1 - (place - level).abs()).clamp(min=0)[:, None] * copy
+    return mixed
 
 
 def smooth_masks(cells: Tensor, size: tuple[int, int], cell: int) -> Tensor:
-    """Smooth maximum of Gaussians around the cells: [N,a,b] -> [N,H,W].
+    """Return smooth maximum of Gaussians around the cells: [N,a,b] -> [N,H,W].
 
     Equation 7: each pixel is the mean of the cells around it, weighted by a Gaussian of their
     distance, where the exponential of a value adds to its weight.
@@ -88,7 +91,10 @@ def smooth_masks(cells: Tensor, size: tuple[int, int], cell: int) -> Tensor:
 
 
 def _gaussians(size: tuple[int, int], cell: int, reach: int) -> Tensor:
-    """The kernel from each pixel to the cells around its own: [K,H,W], 1 at a cell's middle."""
+    """Return the kernel from each pixel to the cells around its own: [K,H,W].
+
+    It is 1 at a cell's middle.
+    """
     steps = torch.arange(-reach, reach + 1, device="cpu")
 
     def line(side: int) -> Tensor:
@@ -96,13 +102,14 @@ def _gaussians(size: tuple[int, int], cell: int, reach: int) -> Tensor:
         middles = (pixels // cell)[None] + steps[:, None] + 0.5  # of the cells around, in cells
         return ((pixels + 0.5) / cell - middles).square()  # [2*reach+1,side]
 
-    down, across = line(size[0]), line(size[1])
+    down = line(size[0])
+    across = line(size[1])
     distances = down[:, None, :, None] + across[None, :, None, :]
     return torch.exp(-distances / 2).flatten(0, 1)
 
 
 def area_loss(masks: Tensor, area: float) -> Tensor:
-    """How far the sorted mask is from a step of the area: [N,H,W] -> [N].
+    """Return how far the sorted mask is from a step of the area: [N,H,W] -> [N].
 
     >>> area_loss(torch.tensor([[[0.0, 1.0], [0.0, 0.5]]]), 0.25)  # 0, 0, 0.5, 1 against 0, 0, 0, 1
     tensor([0.0625])

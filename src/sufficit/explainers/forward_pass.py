@@ -30,23 +30,27 @@ class Pass:
     inputs: dict[str, tuple[tuple[Any, ...], dict[str, Any]]]  # arguments that modules were given
 
     def stages(self, names: Sequence[str]) -> list[Tensor]:
-        """The features of these layers: each [N,K,h,w]."""
+        """Return the features of these layers: each [N,K,h,w]."""
         return [self.features_of(name) for name in names]
 
     def features_of(self, name: str) -> Tensor:
-        """The features of the layer of the pass, or of a further one: [N,K,h,w]."""
+        """Return the features of the layer of the pass, or of a further one: [N,K,h,w]."""
         return self.features if name == self.layer else self.earlier[name]
 
     def gradients(self, scores: Tensor, *, last: bool) -> Tensor:
-        """Gradients of each image's score: [N] -> [N,K,h,w]. The `last` call frees the graph."""
+        """Return gradients of each image's score: [N] -> [N,K,h,w].
+
+        Images do not depend on each other in eval mode, so the gradient of the sum holds each
+        image's own. The `last` call frees the graph.
+        """
         with torch.autocast(scores.device.type, enabled=False):
-            total = scores.sum()
-            keep = not last
-            (found,) = torch.autograd.grad(total, self.leaf, retain_graph=keep, allow_unused=True)
-        if found is None:
+            (gradient,) = torch.autograd.grad(
+                scores.sum(), self.leaf, retain_graph=not last, allow_unused=True
+            )
+        if gradient is None:
             wrong = f"the logits do not depend on layer {self.layer!r}"
             raise UserError(f"{wrong}: choose another layer")
-        return self.grid(found).float()
+        return self.grid(gradient).float()
 
 
 def look(
@@ -58,7 +62,7 @@ def look(
     earlier: Sequence[str] = (),
     inputs: Sequence[str] = (),
 ) -> Pass:
-    """One forward pass over images in 0..1: [N,C,H,W]. It records no graph before the layer.
+    """Return one forward pass over images in 0..1: [N,C,H,W]. It records no graph before the layer.
 
     `earlier` are further layers whose features are kept, `inputs` modules whose arguments are.
     """
@@ -78,6 +82,7 @@ def look(
     )
 
 
+# Its parameters are those of `look`, which has settled what they may be.
 def _run(
     classifier: Classifier,
     inputs: Tensor,
@@ -88,22 +93,24 @@ def _run(
     *,
     copy: bool = False,
 ) -> Pass:
+    """Run the model once with hooks at its layers; `copy` what they see, or trust it to last."""
     output: Any = None
     leaf = torch.empty(0)
+    # torch counts what is written into a tensor: another version means that it was overwritten.
     version = 0
     seen: dict[str, tuple[Any, Tensor, int]] = {}  # an earlier layer's output, its tensor, version
-    given: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    arguments: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
-    def cut(_: nn.Module, __: object, found: Any) -> Any:
+    def cut(_: nn.Module, __: object, returned: Any) -> Any:
         # Gradients reach the leaf even if all weights are frozen, and go no further. The model
         # continues with a copy, so that later layers may overwrite it; without gradients, with the
         # output itself, as long as none of them does: copies are a part of what LAX costs.
         nonlocal output, leaf, version
-        tensor = found[0] if isinstance(found, tuple | list) and found else found
+        tensor = returned[0] if isinstance(returned, tuple | list) and returned else returned
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             came = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
             raise UserError(f"a layer must give a tensor of floats, got {came}: choose another")
-        output = found
+        output = returned
         leaf = tensor.detach().requires_grad_(differentiate)
         if differentiate:
             torch.set_grad_enabled(True)  # until the end of the pass
@@ -112,15 +119,17 @@ def _run(
             return None
         return layers.with_first(output, leaf.clone())
 
-    def keep(name: str, _: nn.Module, __: object, found: Any) -> None:
-        tensor = layers.first(found)
+    def keep(name: str, _: nn.Module, __: object, returned: Any) -> None:
+        tensor = layers.first(returned)
         if isinstance(tensor, Tensor):
             inference = tensor.is_inference()  # of a model that runs a part so: it has no version
             tensor = tensor.clone() if copy or inference else tensor
-            seen[name] = found, tensor, 0 if inference else tensor._version
+            seen[name] = returned, tensor, 0 if inference else tensor._version
 
-    def keep_given(name: str, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> None:
-        given[name] = args, options
+    def keep_arguments(
+        name: str, _: nn.Module, args: tuple[Any, ...], options: dict[str, Any]
+    ) -> None:
+        arguments[name] = args, options
 
     def grid(tensor: Tensor) -> Tensor:
         return classifier.as_grid(layers.with_first(output, tensor), inputs, layer)
@@ -131,20 +140,21 @@ def _run(
             stack.enter_context(layers.hooked(classifier.bare, name, partial(keep, name)))
         for name in given_to:
             module = classifier.bare.get_submodule(name)
-            hook = partial(keep_given, name)
+            hook = partial(keep_arguments, name)
             stack.enter_context(module.register_forward_pre_hook(hook, with_kwargs=True))
         logits = logits_with_graph(classifier, inputs)
     read = seen.keys() | (set() if output is None else {layer})
     for name in (layer, *earlier):
         if name not in read:
             raise UserError(f"layer {name!r} is not used in the forward pass: choose another layer")
-    known = [*seen.values(), (output, leaf, leaf._version if differentiate or copy else version)]
-    if any(not f.is_inference() and f._version != before for _, f, before in known):
+    expected = leaf._version if differentiate or copy else version
+    watched = [*seen.values(), (output, leaf, expected)]
+    if any(not read.is_inference() and read._version != before for _, read, before in watched):
         # A later layer has written over them: once more, with copies.
         return _run(classifier, inputs, layer, differentiate, earlier, given_to, copy=True)
     stages = {
-        name: classifier.as_grid(layers.with_first(whole, found.detach()), inputs, name)
-        for name, (whole, found, _) in seen.items()
+        name: classifier.as_grid(layers.with_first(whole, tensor.detach()), inputs, name)
+        for name, (whole, tensor, _) in seen.items()
     }
     return Pass(
         classifier=classifier,
@@ -155,12 +165,12 @@ def _run(
         leaf=leaf,
         grid=grid,
         earlier=stages,
-        inputs=given,
+        inputs=arguments,
     )
 
 
 def target_logits_with_graph(classifier: Classifier, inputs: Tensor, targets: Tensor) -> Tensor:
-    """The targets' logits of normalised inputs; raise if no gradient goes to the inputs: [N]."""
+    """Return the targets' logits of normalised inputs: [N]; raise if no gradient reaches them."""
     logits = logits_with_graph(classifier, inputs)
     check_range(targets, logits.shape[1])
     if not logits.requires_grad:
@@ -169,7 +179,7 @@ def target_logits_with_graph(classifier: Classifier, inputs: Tensor, targets: Te
 
 
 def no_gradient() -> UserError:
-    """The error for a model whose logits do not depend on its input, as far as torch knows."""
+    """Return the error for a model whose logits have no gradient at its input."""
     return UserError(
         "no gradient goes from the logits to the image: the model detaches what is between, or runs"
         " under torch.no_grad; use a method without gradients, such as rise"
@@ -177,7 +187,7 @@ def no_gradient() -> UserError:
 
 
 def logits_with_graph(classifier: Classifier, inputs: Tensor) -> Tensor:
-    """Logits of normalised inputs, in float32; raise if the weights allow no gradients."""
+    """Return logits of normalised inputs, in float32; raise if the weights allow no gradients."""
     try:
         return classifier.plain_logits_of(inputs).float()
     except RuntimeError as error:

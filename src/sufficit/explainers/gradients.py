@@ -26,40 +26,44 @@ Variant = Callable[[slice], tuple[Tensor, Tensor | float]]
 
 
 def image_gradients(classifier: Classifier, images: Tensor, targets: Tensor) -> Tensor:
-    """Gradients of the targets' logits at the images: [N,C,H,W], [N] -> [N,C,H,W]."""
+    """Return gradients of the targets' logits at the images: [N,C,H,W], [N] -> [N,C,H,W]."""
     with torch.enable_grad(), classifier.in_eval_mode():
         leaf = images.detach().float().requires_grad_()
         # A copy, because a model may overwrite its input.
         inputs = classifier.normalize(leaf.clone())
         total = target_logits_with_graph(classifier, inputs, targets).sum()
-        (found,) = torch.autograd.grad(total, leaf, allow_unused=True)
-    if found is None:
+        (gradient,) = torch.autograd.grad(total, leaf, allow_unused=True)
+    if gradient is None:
         raise no_gradient()
-    return found
+    return gradient
 
 
 def mean_gradient(
     classifier: Classifier, images: Tensor, targets: Tensor, samples: int, variant: Variant
 ) -> Tensor:
-    """The mean of factor * gradient over samples of each image, summed over channels: [N,H,W]."""
+    """Return the mean of factor * gradient over each image's samples: [N,H,W].
+
+    It is summed over the channels. Several samples of all images go through the model together, as
+    many as fit; what does not fit is halved.
+    """
     n = len(images)
     total = torch.zeros_like(images, dtype=torch.float32)
     start = 0
     # A backward pass keeps what a forward pass frees.
     size = max(1, usual_batch(classifier, images.shape[1:]) // 4 // n)
     while start < samples:
-        some = slice(start, min(start + size, samples))
-        count = some.stop - start
-        found = None
+        part = slice(start, min(start + size, samples))
+        count = part.stop - start
+        gradients = None
         try:
-            points, factor = variant(some)
+            points, factor = variant(part)
             flat = image_gradients(classifier, points.flatten(0, 1), targets.repeat(count))
-            found = flat.unflatten(0, (count, n))
-            total = total + (factor * found).sum(0)
+            gradients = flat.unflatten(0, (count, n))
+            total = total + (factor * gradients).sum(0)
         except torch.OutOfMemoryError:
             if count == 1:
                 raise  # fewer images may fit
-        if found is None:  # out of the handler, where the exception still holds the memory
+        if gradients is None:  # out of the handler, where the exception still holds the memory
             size = halved(count)
             continue
         start += count
@@ -67,21 +71,21 @@ def mean_gradient(
 
 
 def input_x_gradient(classifier: Classifier, images: Tensor, targets: Tensor, **_: Any) -> Tensor:
-    """The image times its gradient (Shrikumar et al. 2016): [N,C,H,W] -> [N,H,W]."""
+    """Return the image times its gradient (Shrikumar et al. 2016): [N,C,H,W] -> [N,H,W]."""
     return (images * image_gradients(classifier, images, targets)).sum(1)
 
 
 def integrated_gradients(
     classifier: Classifier, images: Tensor, targets: Tensor, *, steps: int, baseline: str, **_: Any
 ) -> Tensor:
-    """Gradients along the line from a baseline, times image minus baseline: [N,H,W].
+    """Return gradients along the line from a baseline, times image minus baseline: [N,H,W].
 
     Sundararajan et al. 2017, equation 3, with the middle of each step.
     """
     away = images - fill_for(images, baseline)
 
-    def variant(some: slice) -> tuple[Tensor, Tensor | float]:
-        shares = (torch.arange(some.start, some.stop, device=images.device) + 0.5) / steps
+    def variant(part: slice) -> tuple[Tensor, Tensor | float]:
+        shares = (torch.arange(part.start, part.stop, device=images.device) + 0.5) / steps
         return images - (1 - shares)[:, None, None, None, None] * away, away
 
     return mean_gradient(classifier, images, targets, steps, variant)
@@ -97,10 +101,11 @@ def expected_gradients(
     baselines: str,
     **_: Any,
 ) -> Tensor:
-    """Integrated gradients with a random baseline and a random point for each sample: [N,H,W].
+    """Return integrated gradients from random baselines, one random point each: [N,H,W].
 
     Erion et al. 2021, equation 4. All images have the same baselines and points.
     """
+    # Drawn on the CPU, as everywhere: a GPU draws other numbers from the same seed.
     generator = torch.Generator(device="cpu").manual_seed(seed)
     shares = torch.rand(samples, 1, 1, 1, 1, generator=generator, device="cpu").to(images.device)
     if baselines == "noise":
@@ -108,9 +113,9 @@ def expected_gradients(
     else:
         drawn = _read(baselines, classifier.view, samples, tuple(images.shape[1:]), seed)
 
-    def variant(some: slice) -> tuple[Tensor, Tensor | float]:
-        away = images - drawn[some, None].to(images)
-        return images - (1 - shares[some]) * away, away
+    def variant(part: slice) -> tuple[Tensor, Tensor | float]:
+        away = images - drawn[part, None].to(images)
+        return images - (1 - shares[part]) * away, away
 
     return mean_gradient(classifier, images, targets, samples, variant)
 
@@ -125,7 +130,7 @@ def smoothgrad(
     noise: float,
     **_: Any,
 ) -> Tensor:
-    """The mean gradient at noisy copies of the image (Smilkov et al. 2017): [N,H,W].
+    """Return the mean gradient at noisy copies of the image (Smilkov et al. 2017): [N,H,W].
 
     The noise has a std of `noise` times the range of the image, and is the same for all images.
     """
@@ -134,8 +139,8 @@ def smoothgrad(
     drawn = torch.randn(shape, generator=generator, device="cpu")
     width = noise * (images.amax((1, 2, 3)) - images.amin((1, 2, 3)))[:, None, None, None]
 
-    def variant(some: slice) -> tuple[Tensor, Tensor | float]:
-        return images + width * drawn[some].to(images), 1.0
+    def variant(part: slice) -> tuple[Tensor, Tensor | float]:
+        return images + width * drawn[part].to(images), 1.0
 
     return mean_gradient(classifier, images, targets, samples, variant)
 
@@ -144,14 +149,12 @@ def smoothgrad(
 def _read(
     folder: str, view: View | None, samples: int, shape: tuple[int, ...], seed: int
 ) -> Tensor:
-    """Images of a folder, drawn by seed, at the size of the model's input: [S,C,H,W]."""
+    """Return images of a folder, drawn by seed, at the size of the model's input: [S,C,H,W]."""
     if not place(folder).exists():
-        raise UserError(
-            f"baselines must be noise or a folder of images, got {folder!r}: check the path"
-        )
-    found = list(open_images(folder))
+        raise UserError(f"baselines must be noise or a folder of images, got {folder!r}")
+    files = list(open_images(folder))
     generator = torch.Generator(device="cpu").manual_seed(seed)
-    chosen = torch.randint(len(found), (samples,), generator=generator).tolist()
-    pixels = {i: found[i].read(view)[None] for i in {*chosen}}
-    sized = {i: F.interpolate(one, shape[1:], mode="bilinear") for i, one in pixels.items()}
+    chosen = torch.randint(len(files), (samples,), generator=generator).tolist()
+    pixels = {i: files[i].read(view)[None] for i in {*chosen}}  # one may be drawn several times
+    sized = {i: F.interpolate(image, shape[1:], mode="bilinear") for i, image in pixels.items()}
     return torch.cat([sized[i].expand(1, *shape) for i in chosen])

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 from zlib import crc32
 
@@ -48,65 +48,51 @@ def call_guarded(
     names: Sequence[object],
     seed: int,
 ) -> Found:
-    """What `call` gives for the rows of a batch; raise if it changes the model.
+    """Return what `call` gives for the rows of a batch; raise if it changes the model.
 
     If it moves the random state, it is called again row by row, each with a state made from the
     seed and the image's name, so that an image's numbers do not depend on its batch. `what` names
     the function in errors.
     """
     rows = list(range(len(names)))
-    with unchanged(what, classifier, images), unmoved():
-        rowwise = _Rowwise(what, call, names, seed)
-        if _is_known(function):
-            first, draws = rowwise.watched(0)
-            if draws:
-                return joined([first, *(rowwise.of(row) for row in rows[1:])])
-        before = random_state()
-        try:
-            found = run_user_code(what if len(rows) > 1 else rowwise.words(0), lambda: call(rows))
-        except (NotFiniteError, SkipError):
-            raise
-        except UserError:
-            for row in rows if len(rows) > 1 else ():
-                rowwise.of(row)  # raises at the image that is to blame, if it is one
-            raise
-        if random_state() == before:
-            return found
-        with suppress(TypeError):  # of an object without a hash
-            _drawers.add(function)
-        return joined([rowwise.of(row) for row in rows])
 
-
-@dataclass(frozen=True)
-class _Rowwise(Generic[Found]):
-    """Calls of a function for one image each, with a random state of the image's own."""
-
-    what: str
-    call: Callable[[Sequence[int]], Found]
-    names: Sequence[object]
-    seed: int
-
-    def words(self, row: int) -> str:
-        """The function and the image, in errors."""
-        return f"{self.what} on image {self.names[row]}"
-
-    def of(self, row: int) -> Found:
-        """Return what the function gives for an image; errors name the image."""
-        found, _ = self.watched(row)
-        return found
-
-    def watched(self, row: int) -> tuple[Found, bool]:
+    def watched(row: int) -> tuple[Found, bool]:
         """Return what the function gives for an image, and whether it drew random numbers."""
-        with seeded(crc32(f"{self.seed} {self.names[row]}".encode())):
+        with seeded(crc32(f"{seed} {names[row]}".encode())):
             before = random_state()
             try:
-                found = run_user_code(self.words(row), lambda: self.call([row]))
+                returned = run_user_code(f"{what} on image {names[row]}", lambda: call([row]))
             except NotFiniteError as error:
+                # The call counted from the one image it had; here it is this row of the batch.
                 raise NotFiniteError(str(error), [row]) from error
             except SkipError as error:
                 reason = ", ".join(error.reasons.values())
                 raise SkipError(str(error), {row: reason}) from error
-            return found, random_state() != before
+            return returned, random_state() != before
+
+    def one_by_one(numbers: Sequence[int]) -> list[Found]:
+        return [watched(row)[0] for row in numbers]
+
+    with unchanged(what, classifier, images), unmoved():
+        if _has_drawn(function):
+            first, draws = watched(0)
+            if draws:
+                return joined([first, *one_by_one(rows[1:])])
+        before = random_state()
+        try:
+            words = what if len(rows) > 1 else f"{what} on image {names[0]}"
+            returned = run_user_code(words, lambda: call(rows))
+        except (NotFiniteError, SkipError):
+            raise
+        except UserError:
+            if len(rows) > 1:
+                one_by_one(rows)  # raises at the image that is to blame, if it is one
+            raise
+        if random_state() == before:
+            return returned
+        with suppress(TypeError):  # of an object without a hash
+            _drawers.add(function)
+        return joined(one_by_one(rows))
 
 
 def join_tensors(parts: list[Tensor]) -> Tensor:
@@ -116,7 +102,7 @@ def join_tensors(parts: list[Tensor]) -> Tensor:
 
 @contextmanager
 def unchanged(what: str, classifier: Classifier, images: Tensor) -> Iterator[None]:
-    """Inside, the model is in eval mode, without gradients; raise if the code inside changes it.
+    """Put the model in eval mode, without gradients, inside; raise if the code inside changes it.
 
     Hooks, modes, attributes and gradients are restored. Weights are not: nobody has a copy.
     """
@@ -128,21 +114,23 @@ def unchanged(what: str, classifier: Classifier, images: Tensor) -> Iterator[Non
         except BaseException:
             before.restore()
             raise
-        if found := before.changes():
-            _blame(what, before, found, images)
+        changes = before.changes()
+        if changes:
+            _blame(what, before, changes, images)
 
 
-def _blame(what: str, before: "_State", found: Mapping[Place, str], images: Tensor) -> None:
+def _blame(what: str, before: "_State", changes: Mapping[Place, str], images: Tensor) -> None:
     """Raise for changes that the model's own forward pass does not make."""
     classifier = before.classifier
     after = _State.of(classifier)
+    # Run the model once without the function: what changes now, the model changes itself.
     before.restore()
     middle = _State.of(classifier)
     with torch.no_grad(), unmoved():
         classifier(images[:1])
     own = _volatile.setdefault(classifier.bare, set())
     own |= middle.changes().keys()
-    blamed = [words for place, words in found.items() if place not in own]
+    blamed = [words for place, words in changes.items() if place not in own]
     if not blamed:
         after.restore()
         return
@@ -173,9 +161,10 @@ class _State:
     def of(cls, classifier: Classifier) -> "_State":
         modules = dict(classifier.bare.named_modules())
         tensors = _tensors(modules)
-        hooks = {key: one for key, one in vars(torch_modules).items() if key.startswith("_global_")}
+        everywhere = vars(torch_modules).items()
+        hooks = {key: value for key, value in everywhere if key.startswith("_global_")}
         # A layer that the classifier found itself may become another with other images.
-        given = ["layer"] if classifier.layer and classifier._found_at is None else []
+        chosen = ["layer"] if classifier.layer and classifier._found_at is None else []
         return cls(
             classifier=classifier,
             modules=modules,
@@ -184,38 +173,38 @@ class _State:
             tensors=tensors,
             flags={name: _flags(tensor) for name, tensor in tensors.items()},
             sums=_checksums(tensors),
-            settings={name: getattr(classifier, name) for name in (*OF_CLASSIFIER, *given)},
+            settings={name: getattr(classifier, name) for name in (*OF_CLASSIFIER, *chosen)},
             dtype=torch.get_default_dtype(),
         )
 
     def changes(self) -> dict[Place, str]:
         """Return each change in words, by its place."""
-        found: dict[Place, str] = {}
+        changes: dict[Place, str] = {}
         for name, module in self.modules.items():
             was = self.own[name]
             now = vars(module)
             for key in {**was, **now}:
                 if not _same(was.get(key, _ABSENT), now.get(key, _ABSENT)):
-                    found[name, key] = _words(name, key, was.get(key), now.get(key))
+                    changes[name, key] = _words(name, key, was.get(key), now.get(key))
         for key, hooks in self.shared.items():
             if not _same(hooks, vars(torch_modules)[key]):
-                found["torch", key] = "hooks of all modules"
+                changes["torch", key] = "hooks of all modules"
         sums = _checksums(self.tensors)
         for name, tensor in self.tensors.items():
             if _flags(tensor) != self.flags[name]:
-                found["flags", name] = f"requires_grad or hooks of {name}"
+                changes["flags", name] = f"requires_grad or hooks of {name}"
             if sums[name] != self.sums[name]:
-                found["values", name] = f"the values of {name}"
+                changes["values", name] = f"the values of {name}"
         for name, value in self.settings.items():
             if getattr(self.classifier, name) is not value:
-                found["classifier", name] = f"classifier.{name}"
+                changes["classifier", name] = f"classifier.{name}"
         if torch.get_default_dtype() != self.dtype:
-            found["torch", "dtype"] = "torch's default dtype"
-        known = _volatile.get(self.classifier.bare, ())
+            changes["torch", "dtype"] = "torch's default dtype"
+        by_itself = _volatile.get(self.classifier.bare, ())
         return {
             place: words
-            for place, words in found.items()
-            if place[1] not in LASTING and place not in known
+            for place, words in changes.items()
+            if place[1] not in LASTING and place not in by_itself
         }
 
     def restore(self) -> None:
@@ -240,7 +229,7 @@ _ABSENT = object()
 
 
 def _copied(own: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy, also of the dictionaries inside: hooks, parameters, buffers, modules."""
+    """Return a copy, also of the dictionaries inside: hooks, parameters, buffers, modules."""
     return {key: dict(value) if isinstance(value, dict) else value for key, value in own.items()}
 
 
@@ -258,7 +247,7 @@ def _put_back(own: dict[str, Any], copied: Mapping[str, Any]) -> None:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two values are one object, equal numbers or words, or dictionaries of such."""
+    """Return whether two values are one object, equal numbers or words, or dictionaries of such."""
     if one is other:
         return True
     if isinstance(one, dict) and isinstance(other, dict):
@@ -268,7 +257,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _words(module: str, key: str, was: Any, now: Any) -> str:
-    """A change of a module's attribute in words."""
+    """Return a change of a module's attribute in words."""
     layer = f"layer {module!r}" if module else "the model"
     if "hooks" in key:
         return f"hooks of {layer}"
@@ -281,15 +270,15 @@ def _words(module: str, key: str, was: Any, now: Any) -> str:
 
 
 def _tensors(modules: Mapping[str, nn.Module]) -> dict[str, Tensor]:
-    """Every tensor that a module holds: parameters, buffers and plain attributes."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    """Return every tensor that a module holds: parameters, buffers and plain attributes."""
+    tensors: dict[int, tuple[str, Tensor]] = {}
     for name, module in modules.items():
         for key, value in chain(
             module._parameters.items(), module._buffers.items(), vars(module).items()
         ):
             if isinstance(value, Tensor):
-                found.setdefault(id(value), (".".join(filter(None, [name, key])), value))
-    return dict(found.values())
+                tensors.setdefault(id(value), (".".join(filter(None, [name, key])), value))
+    return dict(tensors.values())
 
 
 def _flags(tensor: Tensor) -> tuple[bool, int]:
@@ -297,31 +286,30 @@ def _flags(tensor: Tensor) -> tuple[bool, int]:
 
 
 def _checksums(tensors: Mapping[str, Tensor]) -> dict[str, object]:
-    """Shape, dtype and a checksum of each tensor; a GPU is waited for once."""
+    """Return shape, dtype and a checksum of each tensor; a GPU is waited for once."""
     sums = {name: _checksum(tensor) for name, tensor in tensors.items()}
-    home = next((one.device for one in sums.values() if one is not None), None)
-    totals = [one.to(home) for one in sums.values() if one is not None]
-    numbers = iter(torch.stack(totals).tolist() if totals else [])
+    computed = {name: total for name, total in sums.items() if total is not None}
+    numbers: dict[str, int] = {}
+    if computed:
+        home = next(iter(computed.values())).device
+        stacked = torch.stack([total.to(home) for total in computed.values()])
+        numbers = dict(zip(computed, stacked.tolist(), strict=True))
     return {
-        name: (
-            tuple(tensors[name].shape),
-            tensors[name].dtype,
-            None if one is None else next(numbers),
-        )
-        for name, one in sums.items()
+        name: (tuple(tensor.shape), tensor.dtype, numbers.get(name))
+        for name, tensor in tensors.items()
     }
 
 
 @kept
 def _weights(device: torch.device) -> Tensor:
-    """Odd numbers as if drawn, so that no two changes cancel: [_PART]."""
+    """Return odd numbers as if drawn, so that no two changes cancel: [_PART]."""
     places = torch.arange(_PART, device=device) * _ODD
     return (places ^ places >> 31) * _ODD | 1
 
 
 @torch.no_grad()
 def _checksum(tensor: Tensor) -> Tensor | None:
-    """The sum of a tensor's bits as integers, each times an odd number of its place.
+    """Return the sum of a tensor's bits as integers, each times an odd number of its place.
 
     None where a tensor has no plain bits, as a sparse one.
     """
@@ -343,7 +331,7 @@ def _checksum(tensor: Tensor) -> Tensor | None:
 
 @contextmanager
 def _gradients_aside(model: nn.Module) -> Iterator[None]:
-    """Inside, no weight has a gradient; outside, each has its own again."""
+    """Take the gradients off all weights inside; put them back outside."""
     weights = list(model.parameters())
     before = [weight.grad for weight in weights]
     _set_gradients(weights, [None] * len(weights))
@@ -359,8 +347,8 @@ def _set_gradients(weights: Sequence[Tensor], gradients: Sequence[Tensor | None]
             weight.grad = gradient
 
 
-def _is_known(function: object) -> bool:
-    """Whether a function has drawn random numbers before."""
+def _has_drawn(function: object) -> bool:
+    """Return whether a function has drawn random numbers before."""
     try:
         return function in _drawers
     except TypeError:  # of an object without a hash

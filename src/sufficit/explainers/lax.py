@@ -68,13 +68,15 @@ class Lax(nn.Module, PyTorchModelHubMixin):
 
     With a `head`, the evidence of the classifier's own head, it is an `OrderNet` of `width`,
     `cells` and `block`: it orders the cells, and `size` is the share of the image that its map
-    marks; with `sizes` a `SizeHead` predicts which of them that is. With the channels of several
-    layers, the coarsest last, and no `head`, it is a top-down net, whose maps are in 0..1: with
-    `classes` it draws for the class that is asked for, which with `evidence` it looks for in every
-    cell. `steps` doubles the side of its map so often. The `joined` last layers have one size, as
-    in a ViT, and are read at once. `width` is the number of its channels, by default 64, or 32 for
-    few features. With one number of channels it is the paper's convnet K-256-128-64-1, whose map has `upsample`
-    times the features' side, or a module of your own (`net`) that gives one channel.
+    marks; with `sizes` a `SizeHead` predicts which of them that is.
+
+    With the channels of several layers, the coarsest last, and no `head`, it is a top-down net,
+    whose maps are in 0..1: with `classes` it draws for the class that is asked for, which with
+    `evidence` it looks for in every cell. `steps` doubles the side of its map so often. The
+    `joined` last layers have one size, as in a ViT, and are read at once. `width` is the number
+    of its channels, by default 64, or 32 for few features. With one number of channels it is
+    the paper's convnet K-256-128-64-1, whose map has `upsample` times the features' side, or a
+    module of your own (`net`) that gives one channel.
 
     >>> import torch
     >>> lax = Lax([128, 256, 512], classes=10)
@@ -277,7 +279,7 @@ class Lax(nn.Module, PyTorchModelHubMixin):
         if not (0 < contrast < math.inf and 0 <= level < 1):
             raise UserError(
                 "contrast must be a finite number above 0 and level in 0..1, 1 excluded, got"
-                f" {contrast:g} and {level:g}: change them"
+                f" {contrast:g} and {level:g}"
             )
         middle = math.log(level / (1 - level)) if level else 0.0
         head = self.net.head

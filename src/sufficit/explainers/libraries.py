@@ -40,23 +40,23 @@ _NEEDS = {  # what a signature does not say
 
 
 def library_method(word: str) -> Explainer:
-    """The method of a word such as captum:DeepLift; raise for one that draws no heatmap."""
+    """Return the method of a word such as captum:DeepLift; raise for one that draws no heatmap."""
     library, _, name = word.partition(":")
     kinds = _kinds(library, word)
-    wanted = {n: [one for one in _required(kind) if one not in _GIVEN] for n, kind in kinds.items()}
-    needs = {n: _NEEDS.get(n, ", ".join(one)) for n, one in wanted.items()}
-    usable = [n for n, needed in needs.items() if not needed]
+    usable = [kind_name for kind_name, kind in kinds.items() if not _needs(kind_name, kind)]
     if name not in kinds:
         raise unknown(f"attribution of {library}", name, usable)
-    if needs[name]:
+    needs = _needs(name, kinds[name])
+    if needs:
         raise UserError(
-            f"{word} needs {needs[name]}, more than an image and its logits: use one of"
+            f"{word} needs {needs}, more than an image and its logits: use one of"
             f" {', '.join(usable)}"
         )
     takes = _parameters(kinds[name])
     options = {}
-    for key, one in takes.items():
-        default = one.default
+    # What can be written as a word is an option: numbers, words, true and false.
+    for key, parameter in takes.items():
+        default = parameter.default
         about = f"as in {library}"
         if isinstance(default, bool) and not key.startswith(_FIXED):
             options[key] = Option(str(default).lower(), about, choices=("true", "false"))
@@ -65,13 +65,13 @@ def library_method(word: str) -> Explainer:
     if takes.keys() & {"feature_mask", "sliding_window_shapes"}:
         cells = 14 if name == "Occlusion" else 7
         options["grid"] = Option(cells, "cells per side, hidden together", least=1)
-    known = f"{library} {version(library)}"
+    reference = f"{library} {version(library)}"
     return Explainer(
-        f"{name} of {known}",
+        f"{name} of {reference}",
         "model",
         partial(draw, word=word),
         what_for=f"any attribution of {library}",
-        reference=known,
+        reference=reference,
         cost="hw + 1" if "layer_mask" in takes else partial(_passes, name),
         class_agnostic=library == "captum" and "target" not in takes,
         extra=LIBRARIES[library],
@@ -91,7 +91,7 @@ def draw(
     seed: int,
     **options: Any,
 ) -> Tensor:
-    """The library's attributions, summed over channels: [N,H,W], or [N,h,w] of a layer."""
+    """Return the library's attributions, summed over channels: [N,H,W], or [N,h,w] of a layer."""
     library, _, name = word.partition(":")
     kind = _kinds(library, word)[name]
     with torch.no_grad(), classifier.in_eval_mode():
@@ -103,7 +103,7 @@ def draw(
     alone = "n_samples" in options or name.endswith("Shap")
     size = 1 if alone else max(1, usual_batch(classifier, images.shape[1:]) // 4)
     attribute = partial(_captum if library == "captum" else _zennit, kind, seed=seed)
-    found = []
+    maps = []
     try:
         # A division by the std, passed as a gradient, would scale relevance.
         relevance = library == "zennit" or name.endswith("LRP")
@@ -112,18 +112,24 @@ def draw(
         hooked = (nn.ReLU,) if name in _OF_RELU else tuple(hooked)
         if hooked and not any(isinstance(module, hooked) for module in model.modules()):
             raise RuntimeError("it changes gradients at modules such as nn.ReLU, and there is none")
-        for some, goals in zip(images.float().split(size), targets.split(size), strict=True):
+        for part, goals in zip(images.float().split(size), targets.split(size), strict=True):
             with torch.enable_grad(), _on_its_own(seed):
-                found.append(attribute(model, some, goals, **options).detach().float())
+                maps.append(attribute(model, part, goals, **options).detach().float())
     except torch.OutOfMemoryError:
         raise  # fewer images may fit
-    except Exception as error:
+    except Exception as error:  # the library's own, of any kind: it names no remedy
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise UserError(
             f"{word} does not work with this model and these options ({reason:.300}): use another"
             " method"
         ) from error
-    return torch.cat(found)
+    return torch.cat(maps)
+
+
+def _needs(name: str, kind: Any) -> str:
+    """Return what an attribution needs beside an image and its logits; "" for nothing."""
+    required = [parameter for parameter in _required(kind) if parameter not in _GIVEN]
+    return _NEEDS.get(name, ", ".join(required))
 
 
 class _Turns(nn.Module):
@@ -134,9 +140,10 @@ class _Turns(nn.Module):
         self.each = nn.ModuleList(copy.deepcopy(module) for _ in range(calls))
         self.turn = 0
 
-    def forward(self, *given: Any, **named: Any) -> Any:
+    def forward(self, *args: Any, **options: Any) -> Any:
+        module = self.each[self.turn % len(self.each)]
         self.turn += 1
-        return self.each[(self.turn - 1) % len(self.each)](*given, **named)
+        return module(*args, **options)
 
 
 class _Logits(nn.Module):
@@ -146,7 +153,8 @@ class _Logits(nn.Module):
         super().__init__()
         # Rules of relevance change weights while they work; other methods share them.
         shared = () if relevance else (*classifier.bare.parameters(), *classifier.bare.buffers())
-        self.model = copy.deepcopy(classifier.bare, {id(one): one for one in shared}).eval()
+        memo = {id(tensor): tensor for tensor in shared}  # deepcopy takes them as copied already
+        self.model = copy.deepcopy(classifier.bare, memo).eval()
         self.classifier = classifier.over(self.model)
         self.relevance = relevance
         calls: dict[nn.Module, int] = {}
@@ -171,15 +179,17 @@ class _Logits(nn.Module):
         return (self.classifier.normalize(images) if self.relevance else images).detach().clone()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        for one in self.turns.values():
-            one.turn = 0
-        inputs = inputs if self.relevance else self.classifier.normalize(inputs)
+        for module in self.turns.values():
+            module.turn = 0
+        if not self.relevance:
+            inputs = self.classifier.normalize(inputs)
         return self.classifier.plain_logits_of(inputs).float()
 
 
 def _captum(
     kind: Any, model: _Logits, images: Tensor, targets: Tensor, *, seed: int, **options: Any
 ) -> Tensor:
+    """Return captum's attributions, with the arguments that its signature asks for."""
     takes = _parameters(kind)
     inputs = model.prepared(images)
     c, h, w = images.shape[1:]
@@ -187,6 +197,7 @@ def _captum(
     layer = options.pop("layer", None)
     options = {name: {"true": True, "false": False}.get(v, v) for name, v in options.items()}
     place = () if layer is None else (model.model.get_submodule(layer),)
+    # Options of the constructor, such as NoiseTunnel's; the others are those of `attribute`.
     own = {name: options.pop(name) for name in signature(kind).parameters if name in options}
     if "target" in takes:
         options["target"] = targets
@@ -202,6 +213,7 @@ def _captum(
     if "sliding_window_shapes" in takes:
         cell = (max(1, h // grid), max(1, w // grid))
         options["strides"] = (c, *cell)
+        # Twice the stride: neighbouring windows overlap by half, as in our own occlusion.
         options["sliding_window_shapes"] = (c, min(2 * cell[0], h), min(2 * cell[1], w))
     if "layer_mask" in takes:  # a cell's channels are one feature
         reader = import_module("captum.attr").LayerActivation(model, *place)
@@ -212,14 +224,17 @@ def _captum(
         numbers = torch.arange(1, by_cell.shape[2] + 1, device=inputs.device)
         cells[by_cell] = numbers.expand_as(by_cell)
         options["layer_mask"] = cells.view_as(output)
-    found = layers.first(kind(model, *place, **own).attribute(inputs, **options))
-    found = found if found.shape == inputs.shape else model.classifier.as_grid(found, inputs)
-    return found.sum(1)
+    maps = layers.first(kind(model, *place, **own).attribute(inputs, **options))
+    if maps.shape != inputs.shape:  # of a layer
+        maps = model.classifier.as_grid(maps, inputs)
+    attributions: Tensor = maps.sum(1)
+    return attributions
 
 
 def _zennit(
     kind: Any, model: _Logits, images: Tensor, targets: Tensor, *, seed: int, **options: Any
 ) -> Tensor:
+    """Return the relevance of a composite of zennit, brought back to the normalised images."""
     inputs = model.prepared(images)
     if "low" in _parameters(kind):
         ends = {"low": torch.zeros_like(images), "high": torch.ones_like(images)}
@@ -232,38 +247,49 @@ def _zennit(
     merging = import_module("zennit.torchvision").ResNetCanonizer()  # batch norms of any model
     gradient = import_module("zennit.attribution").Gradient
     with gradient(model, kind(**options, canonizers=[merging])) as attributor:
-        seen, found = attributor(inputs, start)
-    if (seen - logits).norm() > 0.05 * logits.norm():
+        merged, parts = attributor(inputs, start)
+    # It pairs layers by the order in which modules are defined, which may not be that of calls.
+    if (merged - logits).norm() > 0.05 * logits.norm():
         raise RuntimeError("zennit merges batch norms into other layers than those before them")
-    relevance: Tensor = found.sum(1)
+    relevance: Tensor = parts.sum(1)
     return relevance
 
 
 def _kinds(library: str, word: str) -> dict[str, Any]:
-    """The library's classes by name; raise if it is not installed."""
+    """Return the library's classes by name; raise if it is not installed."""
     with _on_its_own():
         extra(LIBRARIES[library], word)
         if library == "zennit":
             composites = import_module("zennit.composites").COMPOSITES.values()
-            return {one.__name__: one for one in composites}
+            return {composite.__name__: composite for composite in composites}
         attr = import_module("captum.attr")
-    found = {name: getattr(attr, name) for name in attr.__all__}
-    return {n: one for n, one in found.items() if isclass(one) and hasattr(one, "attribute")}
+    exported = {name: getattr(attr, name) for name in attr.__all__}
+    return {
+        name: value
+        for name, value in exported.items()
+        if isclass(value) and hasattr(value, "attribute")
+    }
 
 
 def _parameters(kind: Any) -> dict[str, Parameter]:
     """Return the parameters of `attribute` and of the constructor."""
     called = signature(kind.attribute).parameters if hasattr(kind, "attribute") else {}
-    found = {**called, **signature(kind).parameters}
-    return {n: one for n, one in found.items() if n != "self" and one.kind != one.VAR_KEYWORD}
+    every = {**called, **signature(kind).parameters}
+    return {
+        name: parameter
+        for name, parameter in every.items()
+        if name != "self" and parameter.kind != Parameter.VAR_KEYWORD
+    }
 
 
 def _required(kind: Any) -> list[str]:
-    return [n for n, one in _parameters(kind).items() if one.default is one.empty]
+    """Return the parameters without a default."""
+    parameters = _parameters(kind).items()
+    return [name for name, parameter in parameters if parameter.default is Parameter.empty]
 
 
 def _passes(name: str, **options: Any) -> int:
-    """Forward passes per image, a backward pass counted as two."""
+    """Return forward passes per image, a backward pass counted as two."""
     times: int = options.get("n_samples", options.get("n_steps", 1))
     if "grid" in options:
         cells = (options["grid"] - (name == "Occlusion")) ** 2  # its window is two cells wide
@@ -274,7 +300,7 @@ def _passes(name: str, **options: Any) -> int:
 
 @contextmanager
 def _on_its_own(seed: int = 0) -> Iterator[None]:
-    """Inside, nothing warns, as captum does of every hook; torch and numpy are seeded."""
+    """Seed torch and numpy inside, and silence warnings: captum warns of every hook."""
     with seeded(seed), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield

@@ -33,7 +33,7 @@ def occlusion(
     fill: str,
     **_: Any,
 ) -> Tensor:
-    """How much the confidence falls when a square is hidden: [N,H,W].
+    """Return how much the confidence falls when a square is hidden: [N,H,W].
 
     Zeiler and Fergus 2014. The image has grid x grid cells, the square is `window` cells wide and
     moves by one cell. A pixel gets the mean over the squares that cover it.
@@ -48,6 +48,7 @@ def occlusion(
     lines = (_cell_of(side, grid) for side in (h, w))
     down, across = ((line >= starts) & (line < starts + window) for line in lines)  # [starts,side]
     hidden = (down[:, None, :, None] & across[None, :, None]).flatten(0, 1).to(images.device)
+    # The whole image is one more mask, so that it needs no pass of its own.
     whole = torch.ones(1, h, w, dtype=torch.bool, device=images.device)
     seen = _scores(classifier, images, targets, torch.cat([whole, ~hidden]), fill, confidence)
     falls = seen[:, :1] - seen[:, 1:]
@@ -55,6 +56,7 @@ def occlusion(
     return (falls @ weights / weights.sum(0)).view(-1, h, w)
 
 
+# Its parameters are the options of the method.
 def rise(
     classifier: Classifier,
     images: Tensor,
@@ -67,7 +69,7 @@ def rise(
     fill: str,
     **_: Any,
 ) -> Tensor:
-    """The mean of random masks, weighted by the confidence they leave: [N,H,W].
+    """Return the mean of random masks, weighted by the confidence they leave: [N,H,W].
 
     Petsiuk et al. 2018, equation 6: cells are shown with probability `share`, enlarged bilinearly
     and shifted by a random part of a cell.
@@ -75,17 +77,18 @@ def rise(
     h, w = images.shape[2:]
     total = torch.zeros(len(images), h, w, device=images.device)
     whole = whole_values(classifier, images)
-    for some in rise_masks((h, w), masks, cells, share, seed):
-        here = some.to(images.device)
+    for chunk in rise_masks((h, w), masks, cells, share, seed):
+        here = chunk.to(images.device)
         seen = _scores(classifier, images, targets, here, fill, confidence, whole)
         total += (seen @ here.flatten(1)).view(-1, h, w)
+    # Equation 6 divides by the expected number of masks that show a pixel.
     return total / (masks * share)
 
 
 def rise_masks(
     size: tuple[int, int], masks: int, cells: int, share: float, seed: int
 ) -> Iterator[Tensor]:
-    """RISE's masks for images of a size, in chunks: each [M,H,W] in 0..1."""
+    """Return RISE's masks for images of a size, in chunks: each [M,H,W] in 0..1."""
     generator = torch.Generator(device="cpu").manual_seed(seed)
     grids = (torch.rand(masks, cells, cells, generator=generator, device="cpu") < share).float()
     sides = [math.ceil(side / cells) for side in size]  # of a cell
@@ -94,14 +97,16 @@ def rise_masks(
     step = max(1, _CHUNK_ELEMENTS // math.prod(larger))
     for start in range(0, masks, step):
         part = F.interpolate(grids[start : start + step, None], larger, mode="bilinear")[:, 0]
+        downs, acrosses = (shift[start : start + step] for shift in shifts)
         yield torch.stack(
             [
-                one[down : down + size[0], across : across + size[1]]
-                for one, down, across in zip(part, *(s[start:] for s in shifts), strict=False)
+                mask[down : down + size[0], across : across + size[1]]
+                for mask, down, across in zip(part, downs, acrosses, strict=True)
             ]
         )
 
 
+# Its parameters are the options of the method.
 def kernel_shap(
     classifier: Classifier,
     images: Tensor,
@@ -113,7 +118,7 @@ def kernel_shap(
     fill: str,
     **_: Any,
 ) -> Tensor:
-    """Shapley values of the target's logit, the players being grid x grid cells: [N,grid,grid].
+    """Return Shapley values of the target's logit for grid x grid cells: [N,grid,grid].
 
     Lundberg and Lee 2017, theorem 2: least squares over coalitions, weighted by the Shapley kernel,
     with values that sum to the logit of the image minus that of the fill. Where `samples` allow it,
@@ -121,7 +126,7 @@ def kernel_shap(
     """
     h, w = images.shape[2:]
     if grid > min(h, w):
-        raise UserError(f"grid of kernel-shap must be {min(h, w)} or less, got {grid}: lower it")
+        raise UserError(f"grid of kernel-shap must be {min(h, w)} or less, got {grid}")
     shown, weights = coalitions(grid * grid, samples, seed)
     every = torch.cat([torch.zeros(1, grid * grid), torch.ones(1, grid * grid), shown])
     rows, columns = (_cell_of(side, grid) for side in (h, w))
@@ -129,18 +134,19 @@ def kernel_shap(
     whole = whole_values(classifier, images)
     seen = torch.cat(
         [
-            _scores(classifier, images, targets, some[:, players], fill, target_logits, whole)
-            for some in every.to(images.device).split(max(1, _CHUNK_ELEMENTS // (h * w)))
+            _scores(classifier, images, targets, part[:, players], fill, target_logits, whole)
+            for part in every.to(images.device).split(max(1, _CHUNK_ELEMENTS // (h * w)))
         ],
         dim=1,
     )
-    gains = (seen[:, 1:] - seen[:, :1]).double().cpu()  # over the fill alone
-    found = constrained_values(shown.double(), weights.double(), gains[:, 1:], gains[:, 0])
-    return found.float().view(-1, grid, grid).to(images.device)
+    # Over the fill alone. The equations are small and may be nearly singular: double, on the CPU.
+    gains = (seen[:, 1:] - seen[:, :1]).double().cpu()
+    values = constrained_values(shown.double(), weights.double(), gains[:, 1:], gains[:, 0])
+    return values.float().view(-1, grid, grid).to(images.device)
 
 
 def coalitions(players: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
-    """Coalitions neither empty nor whole, and their weights: [S,P] of 0 and 1, [S].
+    """Return coalitions neither empty nor whole, and their weights: [S,P] of 0 and 1, [S].
 
     All of them by the Shapley kernel if there are no more than `samples`, else drawn in pairs of a
     coalition and its complement, with sizes by the kernel's mass and equal weights.
@@ -172,7 +178,11 @@ def coalitions(players: int, samples: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 def constrained_values(shown: Tensor, weights: Tensor, values: Tensor, total: Tensor) -> Tensor:
-    """Least squares of values on coalitions with a given sum: [S,P], [S], [N,S], [N] -> [N,P]."""
+    """Fit values to coalitions by weighted least squares: [S,P], [S], [N,S] -> [N,P].
+
+    The values of an image sum to its `total` [N]: a Lagrange multiplier moves the free solution
+    along the direction in which a sum is cheapest.
+    """
     players = shown.shape[1]
     moment = (shown * weights[:, None]).T @ shown / weights.sum()
     # Else it is singular where no coalition tells two players apart.
@@ -194,7 +204,7 @@ def scorecam(
     channels: int = 0,
     **_: Any,
 ) -> Tensor:
-    """Channels weighted by the softmax of the logits that they leave as masks: [N,h,w].
+    """Return channels weighted by the softmax of the logits that they leave as masks: [N,h,w].
 
     Wang et al. 2020, algorithm 1: each channel is enlarged to the image and stretched to 0..1. Only
     the `channels` with the highest mean in an image are asked, or all with 0.
@@ -208,15 +218,15 @@ def scorecam(
         strongest = features.mean((2, 3)).topk(channels).indices
         features = features.take_along_dim(strongest[:, :, None, None], 1)
     step = max(1, _CHUNK_ELEMENTS // (n * h * w))
-    found = []
+    logits = []
     whole = whole_values(classifier, images)
-    for some in features.split(step, dim=1):
-        masks = resize(some.flatten(0, 1), (h, w))  # [N*k,H,W], image after image
+    for chunk in features.split(step, dim=1):
+        masks = resize(chunk.flatten(0, 1), (h, w))  # [N*k,H,W], image after image
         low, high = (edge[:, None, None] for edge in masks.flatten(1).aminmax(dim=1))
         masks = (masks - low) / (high - low + 1e-8)  # grad-cam's epsilon
         through = torch.arange(len(masks))
-        seen = through // some.shape[1]
-        asked = predict_views(
+        seen = through // chunk.shape[1]
+        answers = predict_views(
             classifier,
             images,
             masks,
@@ -225,11 +235,12 @@ def scorecam(
             score=target_logits,
             whole=whole,
         )
-        found.append(asked.confidences.cpu().view(n, -1))
-    weights = torch.cat(found, 1).softmax(1).to(features)
+        logits.append(answers.confidences.cpu().view(n, -1))
+    weights = torch.cat(logits, 1).softmax(1).to(features)
     return (features * weights[:, :, None, None]).sum(1)
 
 
+# Its parameters are those of `predict_views`, whose views it makes.
 def _scores(
     classifier: Classifier,
     images: Tensor,
@@ -239,16 +250,17 @@ def _scores(
     score: Score,
     whole: Tensor | None = None,
 ) -> Tensor:
-    """The score of every image through every mask: [N,C,H,W], [M,H,W] -> [N,M].
+    """Return the score of every image through every mask: [N,C,H,W], [M,H,W] -> [N,M].
 
     `whole` are the `whole_values` of the images, for callers that ask in chunks.
     """
     n = len(images)
     m = len(masks)
+    # A score of the user's own takes the place of confidence; it is read as a logit is.
     score = score if classifier.score is None else target_logits
     seen = torch.arange(n).repeat_interleave(m)
     through = torch.arange(m).repeat(n)
-    found = predict_views(
+    answers = predict_views(
         classifier,
         images,
         masks,
@@ -258,11 +270,11 @@ def _scores(
         score=score,
         whole=whole,
     )
-    return found.confidences.view(n, m).to(images.device)
+    return answers.confidences.view(n, m).to(images.device)
 
 
 def _cell_of(side: int, grid: int) -> Tensor:
-    """The cell of each pixel of a line: [side].
+    """Return the cell of each pixel of a line: [side].
 
     >>> _cell_of(10, 4)
     tensor([0, 0, 1, 1, 1, 2, 2, 2, 3, 3])

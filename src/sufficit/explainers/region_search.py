@@ -1,7 +1,7 @@
 """`region-search`: what a mask of one image can reach, found by asking the model.
 
 It is no way to explain. It shows how much of MSI is there to be had, and, with one fill, what MSI
-can be made to say (docs/gaming.md).
+can be made to say (docs/limits.md).
 """
 
 from collections.abc import Sequence
@@ -39,12 +39,13 @@ def region_search(
     layer: str | None = None,
     seed: int = 0,
 ) -> Tensor:
-    """The box of each image with the highest MSI, mean over fills: [N,C,H,W], [N] -> [N,H,W].
+    """Return the box of each image with the highest MSI: [N,C,H,W], [N] -> [N,H,W].
 
     Every box on a grid is asked, as fine a grid as 60 % of the calls allow. Then each edge of the
     three best boxes moves, in steps that start at half a cell and are halved where none helps. A
     box costs two calls per fill: itself, and the rest of the image. The heatmap is 1 inside the
-    box. `fills` may be one text, as in "black+noise". `seed` and `layer` are not used.
+    box. MSI is the mean over fills. `fills` may be one text, as in "black+noise". `seed` and
+    `layer` are not used.
     """
     names = tuple(fills.split("+")) if isinstance(fills, str) else tuple(fills)
     for name in names:
@@ -80,15 +81,15 @@ class BoxSearch:
         return whole_values(self.classifier, self.images, self.batch_size)
 
     def best(self, budget: int) -> Tensor:
-        """The best box of each image after at most so many boxes were asked: [N,4]."""
+        """Return the best box of each image after at most so many boxes were asked: [N,4]."""
         n = len(self.images)
         h, w = self.images.shape[2:]
         cells = grid_for(SHARE * budget, min(h, w))
         grid = grid_boxes(cells, h, w)  # [G,4]
         every = torch.arange(n).repeat_interleave(len(grid))
-        found, chosen = self.worths(grid.repeat(n, 1), every).view(n, -1).topk(STARTS)
+        highest, chosen = self.worths(grid.repeat(n, 1), every).view(n, -1).topk(STARTS)
         boxes = grid[chosen].flatten(0, 1)
-        worths = found.flatten()
+        worths = highest.flatten()
         owners = torch.arange(n).repeat_interleave(STARTS)
         steps = torch.tensor([h, w, h, w]).repeat(len(boxes), 1).div(2 * cells).ceil().long()
         moving = torch.arange(len(boxes))  # the boxes whose edges still move
@@ -116,12 +117,13 @@ class BoxSearch:
         """
         h, w = self.images.shape[2:]
         parts = torch.arange(len(boxes)).split(max(1, _MASK_ELEMENTS // (2 * h * w)))
-        found = torch.cat([self._asked(boxes[some], owners[some]) for some in parts])
+        kept = torch.cat([self._asked(boxes[part], owners[part]) for part in parts])
         area = (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1]) / (h * w)
-        return found - area
+        return kept - area
 
     def _asked(self, boxes: Tensor, owners: Tensor) -> Tensor:
-        """Mean over fills of kept - rest / 2: [T,4], [T] -> [T]."""
+        """Return mean over fills of kept - rest / 2: [T,4], [T] -> [T]."""
+        # Images share the boxes of the grid: each mask is made once.
         distinct, through = boxes.unique(dim=0, return_inverse=True)
         inside = boxes_as_masks(distinct, self.images.shape[2:]).to(self.classifier.device)
         masks = torch.cat([inside, ~inside])
@@ -129,7 +131,7 @@ class BoxSearch:
         targets = self.targets[views[0]]
         total = torch.zeros(2 * len(boxes), dtype=torch.float64)
         for fill in self.fills:
-            found = predict_views(
+            answers = predict_views(
                 self.classifier,
                 self.images,
                 masks,
@@ -140,14 +142,14 @@ class BoxSearch:
                 whole=self.whole,
             )
             by_class = self.score == "accuracy"
-            said = found.cpu()
-            total += hits(said.named, targets) if by_class else said.confidences
+            answers = answers.cpu()
+            total += hits(answers.named, targets) if by_class else answers.confidences
         kept, rest = (total / len(self.fills)).nan_to_num(-1).chunk(2)  # NaN is never the best
         return kept - rest / 2
 
 
 def grid_for(most: float, side: int) -> int:
-    """The cells per side of the finest grid with at most so many boxes, two or more.
+    """Return the cells per side of the finest grid with at most so many boxes, two or more.
 
     >>> grid_for(450, 32), grid_for(0, 32), grid_for(10**9, 32)
     (6, 2, 32)
@@ -159,7 +161,7 @@ def grid_for(most: float, side: int) -> int:
 
 
 def grid_boxes(cells: int, h: int, w: int) -> Tensor:
-    """Every box of whole cells (top, left, bottom, right), small ones first: [G,4].
+    """Return every box of whole cells (top, left, bottom, right), small ones first: [G,4].
 
     >>> grid_boxes(2, 4, 6)[:3].tolist(), len(grid_boxes(6, 32, 32))
     ([[0, 0, 2, 3], [0, 3, 2, 6], [2, 0, 4, 3]], 441)
@@ -172,21 +174,23 @@ def grid_boxes(cells: int, h: int, w: int) -> Tensor:
 
 
 def within(boxes: Tensor, h: int, w: int) -> Tensor:
-    """Boxes cut to the image, each at least a pixel high and wide: [...,4]."""
+    """Return boxes cut to the image, each at least a pixel high and wide: [...,4]."""
     top, left, bottom, right = boxes.unbind(-1)
-    top, left = top.clamp(0, h - 1), left.clamp(0, w - 1)
+    top = top.clamp(0, h - 1)
+    left = left.clamp(0, w - 1)
     bottom = bottom.clamp(max=h).maximum(top + 1)
     right = right.clamp(max=w).maximum(left + 1)
     return torch.stack([top, left, bottom, right], -1)
 
 
 def boxes_as_masks(boxes: Tensor, size: Sequence[int]) -> Tensor:
-    """The pixels inside boxes (top, left, bottom, right): [T,4] -> bool [T,H,W].
+    """Return the pixels inside boxes (top, left, bottom, right): [T,4] -> bool [T,H,W].
 
     >>> boxes_as_masks(torch.tensor([[0, 1, 2, 3]]), (2, 3)).int().tolist()
     [[[0, 1, 1], [0, 1, 1]]]
     """
     top, left, bottom, right = boxes[:, :, None].unbind(1)
     down, across = (torch.arange(side) for side in size)
-    rows, columns = (down >= top) & (down < bottom), (across >= left) & (across < right)
+    rows = (down >= top) & (down < bottom)
+    columns = (across >= left) & (across < right)
     return rows[:, :, None] & columns[:, None, :]

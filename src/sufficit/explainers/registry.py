@@ -16,7 +16,7 @@ from sufficit.perturbation.heatmaps import normalize
 
 
 def explainer_named(word: str) -> Explainer:
-    """The method of a word such as gradcam or finer-cam:nearest=5.
+    """Return the method of a word such as gradcam or finer-cam:nearest=5.
 
     A value without a name is that of the method's first option.
 
@@ -25,17 +25,17 @@ def explainer_named(word: str) -> Explainer:
     """
     name, parts = split_word(word)
     entry = _entry(name)
-    given: dict[str, str] = {}
+    options: dict[str, str] = {}
     for option, value in parts:
         key = option or next(iter(entry.takes), value)
-        if key in given:
+        if key in options:
             raise UserError(f"{word} gives {key} twice: leave one out")
-        given[key] = value
-    return entry.with_options(name, given)
+        options[key] = value
+    return entry.with_options(name, options)
 
 
 def full_word(word: str) -> str:
-    """The word with the value of every option, also of those left at their defaults.
+    """Return the word with the value of every option, also of those left at their defaults.
 
     >>> full_word("finer-cam:nearest=5"), full_word("gradcam")
     ('finer-cam:nearest=5:reading=weighted', 'gradcam')
@@ -44,7 +44,7 @@ def full_word(word: str) -> str:
 
 
 def word_of(name: str, options: Mapping[str, Any]) -> str:
-    """The word for a method's name and options, which are checked first."""
+    """Return the word for a method's name and options, which are checked first."""
     if not isinstance(name, str) or not isinstance(options, Mapping):
         wanted = '("integrated-gradients", {"steps": 20})'
         raise UserError(f"a method with options is {wanted}, got {(name, options)!r:.200}")
@@ -53,6 +53,7 @@ def word_of(name: str, options: Mapping[str, Any]) -> str:
 
 
 def _entry(name: str) -> Explainer:
+    """Return the method of a name, before its options are set; raise for an unknown one."""
     if of_library(name):
         return library_method(name)
     if name not in EXPLAINERS:
@@ -76,7 +77,7 @@ def method_facts(explainer: Explainer) -> dict[str, Any]:
 
 
 def random(images: Tensor, seed: int = 0) -> Tensor:
-    """Uniform noise in each pixel, the same on every device: [N,C,H,W] -> [N,H,W]."""
+    """Return uniform noise in each pixel, the same on every device: [N,C,H,W] -> [N,H,W]."""
     n, _, h, w = images.shape
     generator = torch.Generator(device="cpu").manual_seed(seed)
     noise = torch.rand(n, h, w, generator=generator, dtype=torch.float32, device="cpu")
@@ -84,7 +85,7 @@ def random(images: Tensor, seed: int = 0) -> Tensor:
 
 
 def center(images: Tensor, seed: int = 0) -> Tensor:
-    """A Gaussian in the middle, a quarter of each side wide: [N,C,H,W] -> [N,H,W].
+    """Return a Gaussian in the middle, a quarter of each side wide: [N,C,H,W] -> [N,H,W].
 
     >>> center(torch.zeros(1, 3, 3, 3))[0]
     tensor([[0.0000, 0.2913, 0.0000],
@@ -98,7 +99,7 @@ def center(images: Tensor, seed: int = 0) -> Tensor:
 
 
 def everything(images: Tensor, seed: int = 0) -> Tensor:
-    """Ones: the whole image is marked: [N,C,H,W] -> [N,H,W]."""
+    """Return ones: the whole image is marked: [N,C,H,W] -> [N,H,W]."""
     n, _, h, w = images.shape
     return torch.ones(n, h, w, dtype=torch.float32, device=images.device)
 
@@ -106,7 +107,12 @@ def everything(images: Tensor, seed: int = 0) -> Tensor:
 _GRADIENT = 3  # a forward and a backward pass
 _GAMMA = Option(0.25, "more weight for contributions of the output's sign", least=0.0)
 _FILL = Option("black", "what hidden pixels show", choices=("black", "mean", "blur", "noise"))
+# captum and zennit have some of these too, as captum:NAME and zennit:NAME. One of theirs would take
+# the place of ours where it needs at most a tenth more time and memory on a GPU. None does on both
+# networks that were measured, a CNN and a transformer (benchmarks/methods.py).
 EXPLAINERS: dict[str, Explainer] = {
+    # CAMs share a forward pass, and a backward pass for each score, to the layer alone. captum's
+    # takes passes of its own, three times the time and six times the memory, and reads no tokens.
     "gradcam": Explainer(
         description="channels weighted by their mean gradient",
         needs="gradients",
@@ -174,6 +180,7 @@ EXPLAINERS: dict[str, Explainer] = {
             ),
         },
     ),
+    # captum and zennit have none of the next three.
     "rollout": Explainer(
         description="product of all blocks' attention, the same for every class",
         needs="attention",
@@ -205,6 +212,7 @@ EXPLAINERS: dict[str, Explainer] = {
         signed=True,
         options={"gamma": replace(_GAMMA, default=0.05)},
     ),
+    # zennit's takes 1.6 times the time: it changes a copy of the model; ours replaces functions.
     "lrp": Explainer(
         description="the logit brought back through a CNN by the rules epsilon, gamma and box",
         needs="model",
@@ -216,6 +224,7 @@ EXPLAINERS: dict[str, Explainer] = {
         signed=True,
         options={"gamma": _GAMMA},
     ),
+    # captum's takes two to three times the time, for the copy of the model that it works on.
     "input-x-gradient": Explainer(
         description="the image times its gradient",
         needs="model",
@@ -225,6 +234,8 @@ EXPLAINERS: dict[str, Explainer] = {
         signed=True,
         cost=_GRADIENT,
     ),
+    # captum's is within a tenth on a ResNet50 and a quarter slower on a transformer; it has no
+    # baseline but black.
     "integrated-gradients": Explainer(
         description="gradients along the line from a baseline, times the difference to it",
         needs="model",
@@ -238,6 +249,9 @@ EXPLAINERS: dict[str, Explainer] = {
             "baseline": replace(_FILL, about="the image that shows nothing"),
         },
     ),
+    # captum draws the random numbers of this and the next for a batch as a whole. So that no map
+    # depends on another image, its GradientShap takes one image at a time, and five to ten times
+    # the time. Its SmoothGrad, in batches, is as fast on a CNN and a sixth slower on a transformer.
     "expected-gradients": Explainer(
         description=(
             "integrated gradients over many baselines, each with a random point of its line"
@@ -267,6 +281,10 @@ EXPLAINERS: dict[str, Explainer] = {
             "noise": Option(0.15, "std of the noise, as a share of the image's range", least=0.0),
         },
     ),
+    # Masks go to the model as those of all columns do: with every fill, by confidence or by a score
+    # of the user's, in batches that are halved where memory is short. captum's Occlusion takes 1.2
+    # to 1.8 times the memory, its KernelShap four to eight times the time. It has no Score-CAM and
+    # no RISE.
     "scorecam": Explainer(
         description="channels weighted by the logit that each leaves as a mask",
         needs="model",
@@ -319,6 +337,7 @@ EXPLAINERS: dict[str, Explainer] = {
             "fill": _FILL,
         },
     ),
+    # captum and zennit have none of the next two.
     "extremal-perturbation": Explainer(
         description=(
             "the smooth mask of a given area that keeps the logit highest, by gradient steps"
@@ -352,6 +371,7 @@ EXPLAINERS: dict[str, Explainer] = {
             "score": Option("confidence", "what a box scores", choices=("accuracy", "confidence")),
         },
     ),
+    # Controls ignore the image: a method must beat them.
     "everything": Explainer(
         "control: the whole image, the zero line",
         "images",

@@ -22,21 +22,21 @@ Layer = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 def attnlrp(
     classifier: Classifier, images: Tensor, targets: Tensor, *, gamma: float, **_: Any
 ) -> Tensor:
-    """Relevance of the target's logit, brought back by AttnLRP's rules: [N,H,W], signed.
+    """Return relevance of the target's logit, brought back by AttnLRP's rules: [N,H,W], signed.
 
     Achtibat et al. 2024.
     """
     mode = RelevanceRules({"linear": gamma, "conv2d": gamma})
-    found = _relevance(classifier, images, targets, mode)
+    maps = _relevance(classifier, images, targets, mode)
     if not mode.weights:
         raise no_attention("attnlrp")
-    return found
+    return maps
 
 
 def lrp(
     classifier: Classifier, images: Tensor, targets: Tensor, *, gamma: float, **_: Any
 ) -> Tensor:
-    """Relevance of the target's logit by the rules epsilon, gamma and box: [N,H,W], signed.
+    """Return relevance of the target's logit by the rules epsilon, gamma and box: [N,H,W], signed.
 
     Montavon et al. 2019: epsilon in linear layers, gamma in convolutions, which include the batch
     norm that follows, and in the first one the box rule for pixels in 0..1.
@@ -49,19 +49,20 @@ def lrp(
 def _relevance(
     classifier: Classifier, images: Tensor, targets: Tensor, mode: "RelevanceRules"
 ) -> Tensor:
-    """Input times gradient inside the mode, summed over the channels: [N,H,W]."""
+    """Return input times gradient inside the mode, summed over the channels: [N,H,W]."""
     with torch.enable_grad(), classifier.in_eval_mode():
         inputs = classifier.normalize(images).detach().requires_grad_()
         mode.image = inputs.detach()
         goal = target_sum(classifier, inputs, targets, mode)
         leaves = (inputs, *(mode.ends or ()))
         gradients = torch.autograd.grad(goal, leaves, allow_unused=True)
-    found = [
+    # With the box rule a pixel's relevance has three parts: its own and those of the two ends.
+    parts = [
         (leaf.detach().float() * gradient.float()).sum(1)
         for leaf, gradient in zip(leaves, gradients, strict=True)
         if gradient is not None
     ]
-    return torch.stack(found).sum(0)
+    return torch.stack(parts).sum(0)
 
 
 class RelevanceRules(WrittenAttention):
@@ -81,11 +82,11 @@ class RelevanceRules(WrittenAttention):
         self.last: tuple[Any, ...] = (None,)  # a convolution: output, layer, x, weight, bias
 
     def product(self, one: Tensor, other: Tensor) -> Tensor:
-        """Each factor gets half of the relevance (equation 13)."""
+        """Return each factor gets half of the relevance (equation 13)."""
         return _halved(one @ other)
 
     def other(self, name: str, func: Callable[..., Any], args: Any, options: Any) -> Any:
-        """The rule for a function, or the function itself where its gradient is the rule."""
+        """Return the rule for a function, or the function itself where its gradient is the rule."""
         if not args or not _live(args[0]):
             return func(*args, **options)
         if name in RULES:
@@ -94,11 +95,12 @@ class RelevanceRules(WrittenAttention):
         if len(args) > 1 and _live(args[1]) and not (name == "linear" and self.gammas.get(name)):
             return _of_two(func, *args, name=name, **options)
         if name in ("linear", "conv2d"):
-            given = dict(zip(_LAYER, args, strict=False)) | options
-            x, weight, bias = (given.pop(key, None) for key in _LAYER)
-            layer = lambda x, weight, bias: func(x, weight, bias, *args[3:], **given)  # noqa: E731
+            others = dict(zip(_LAYER, args, strict=False)) | options  # its stride, padding, ...
+            x, weight, bias = (others.pop(key, None) for key in _LAYER)
+            layer = lambda x, weight, bias: func(x, weight, bias, *args[3:], **others)  # noqa: E731
             result = self.weighted(name, layer, x, weight, bias)
-            self.last = (result, layer, x, weight, bias) if name == "conv2d" else self.last
+            if name == "conv2d":
+                self.last = (result, layer, x, weight, bias)
             return result
         # The convolution before it is computed again with the norm merged into its weights.
         if func is F.batch_norm and args[0] is self.last[0] and args[1] is not None:
@@ -111,7 +113,7 @@ class RelevanceRules(WrittenAttention):
     def weighted(
         self, name: str, layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None
     ) -> Tensor:
-        """A linear layer or convolution with its rule: box for the image, gamma, or epsilon."""
+        """Return what a linear layer or convolution gives, with the box, gamma or epsilon rule."""
         ends = self.ends if name == "conv2d" and x.shape == self.image.shape else None
         if ends and torch.equal(x.detach(), self.image):
             return _box(layer, ends, x, weight, bias)
@@ -126,29 +128,32 @@ _QUOTIENTS = ("div", "__truediv__", "true_divide", "divide")
 
 
 def _live(value: object) -> bool:
-    """Whether a value is an activation: it depends on the image."""
+    """Return whether a value is an activation: it depends on the image."""
     return isinstance(value, Tensor) and value.requires_grad and not isinstance(value, nn.Parameter)
 
 
 def _halved(value: Tensor) -> Tensor:
-    """The value, with half of the gradient."""
+    """Return the value, with half of the gradient."""
     return value / 2 + value.detach() / 2
 
 
 def _of_two(
     func: Callable[..., Any], one: Any, other: Tensor, *args: Any, name: str, **options: Any
 ) -> Any:
-    """A function of two activations: factors share the relevance, a gate or divisor gets none."""
+    """Return a function of two activations.
+
+    Factors share the relevance; a gate or a divisor gets none, as if it were a constant.
+    """
     if name in _GATES and one.numel() < other.numel():  # a gate for each channel of a map
         return func(one.detach(), other, *args, **options)
     if name in _QUOTIENTS or (name in _GATES and one.numel() > other.numel()):
         return func(one, other.detach(), *args, **options)
-    found = func(one, other, *args, **options)
-    return _halved(found) if name in _PRODUCTS else found
+    result = func(one, other, *args, **options)
+    return _halved(result) if name in _PRODUCTS else result
 
 
 def _identity(func: Callable[..., Tensor], x: Tensor, *args: Any, **options: Any) -> Tensor:
-    """A function of each element: the relevance goes through unchanged (equation 9)."""
+    """Return a function of each element: the relevance goes through unchanged (equation 9)."""
     with torch.no_grad():
         zero = x == 0
         ratio = func(x.detach().clone(), *args, **options) / x.masked_fill(zero, 1)
@@ -165,7 +170,7 @@ def _layer_norm(
     bias: Tensor | None = None,
     eps: float = 1e-5,
 ) -> Tensor:
-    """The norm as a linear function: its divisor is a constant (equation 11)."""
+    """Return the norm as a linear function: its divisor is a constant (equation 11)."""
     axes = tuple(range(-len(normalized_shape), 0))
     centred = x - x.mean(axes, keepdim=True)
     deviation = (centred.square().mean(axes, keepdim=True) + eps).sqrt().detach()
@@ -185,10 +190,11 @@ RULES: Mapping[str, Callable[..., Tensor]] = {
 
 
 def _gamma(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: float) -> Tensor:
-    """A linear layer whose contributions of the output's sign count 1 + gamma times as much."""
+    """Return what a linear layer gives; contributions of its sign count 1 + gamma times as much."""
     plus = weight.clamp(min=0)
     minus = weight.clamp(max=0)
-    high, low = x.clamp(min=0), x.clamp(max=0)
+    high = x.clamp(min=0)
+    low = x.clamp(max=0)
 
     def bound(low: float | None, high: float | None) -> Tensor | None:
         return None if bias is None else bias.clamp(low, high)
@@ -206,7 +212,7 @@ def _gamma(layer: Layer, x: Tensor, weight: Tensor, bias: Tensor | None, gamma: 
 def _box(
     layer: Layer, ends: tuple[Tensor, Tensor], x: Tensor, weight: Tensor, bias: Tensor | None
 ) -> Tensor:
-    """A convolution of pixels between two ends: contributions are counted from the ends."""
+    """Return a convolution of pixels between two ends: contributions are counted from the ends."""
     low, high = ends
     value = layer(x, weight, bias).detach()
     above = layer(low, weight.clamp(min=0), None)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeGuard, cast
 
 from sufficit.classifier.source_code import python_function
 from sufficit.errors import UserError, unknown
@@ -11,32 +12,25 @@ from sufficit.explainers.explainer import of_library, split_word
 from sufficit.explainers.explanation import Method
 from sufficit.explainers.lax import Lax, is_shipped, name_of
 from sufficit.explainers.registry import EXPLAINERS, explainer_named
-from sufficit.files import place, safe_name
+from sufficit.files import is_remote, place, safe_name
 
 FIT = "+fit"  # the end of a word that asks for the cut
 FILE_SUFFIXES = (".npz", ".safetensors")
 
 
 @dataclass(frozen=True)
-class HeatmapFileSource:
-    """A file of heatmaps that were drawn elsewhere."""
-
-    path: Path
-
-
-@dataclass(frozen=True)
 class ToFit:
     """A source whose maps are to be cut where the model agrees."""
 
-    source: "Method | HeatmapFileSource"
+    source: "Method | Path"
 
 
-Named = Method | HeatmapFileSource | ToFit
-"""What a word may name."""
+Named = Method | Path | ToFit
+"""What a word may name; a path is that of a file of heatmaps that were drawn elsewhere."""
 
 
 def sources_from(words: str | Iterable[str]) -> dict[str, Named]:
-    """Heatmap sources by name, from words or from one text with commas between them.
+    """Return heatmap sources by name, from words or from one text with commas between them.
 
     A word is the name of a method, with options as in `finer-cam:nearest=5`; the folder of a LAX
     adapter, or `sufficit:digits`; `python:FILE.py:FUNCTION`, a function (classifier, images,
@@ -46,51 +40,55 @@ def sources_from(words: str | Iterable[str]) -> dict[str, Named]:
     >>> sources_from("gradcam+fit")
     {'gradcam+fit': ToFit(source='gradcam')}
     >>> sources_from("gradcam, old=maps/gradcam.npz")
-    {'gradcam': 'gradcam', 'old': HeatmapFileSource(path=PosixPath('maps/gradcam.npz'))}
+    {'gradcam': 'gradcam', 'old': PosixPath('maps/gradcam.npz')}
     """
     listed = words.split(",") if isinstance(words, str) else words
-    given: dict[str, str] = {}
-    found: dict[str, Named] = {}
+    word_of: dict[str, str] = {}  # each source's, by its name
+    sources: dict[str, Named] = {}
     for word in filter(None, map(str.strip, listed)):
-        if word in given.values():
+        if word in word_of.values():
             raise UserError(f"the method {word} is given twice: leave one out")
         name, source = source_from(word)
-        if name in found:
-            wrong = f"two methods are called {name} ({given[name]}, {word})"
+        if name in sources:
+            wrong = f"two methods are called {name} ({word_of[name]}, {word})"
             bare = word.removeprefix(f"{name}=")
             raise UserError(f"{wrong}: write NAME={bare} to give one of them another name")
-        given[name], found[name] = word, source
-    return found
+        word_of[name] = word
+        sources[name] = source
+    return sources
 
 
 def methods_from(words: str | Iterable[str]) -> dict[str, Method]:
-    """The same for commands that draw heatmaps, which take no heatmap file.
+    """Return the same for commands that draw heatmaps, which take no heatmap file.
 
     >>> methods_from("gradcam, layercam")
     {'gradcam': 'gradcam', 'layercam': 'layercam'}
     """
-    found: dict[str, Method] = {}
+    methods: dict[str, Method] = {}
     for name, named in sources_from(words).items():
         # What draws an order is the same with and without the cut.
         source = named.source if isinstance(named, ToFit) else named
-        if isinstance(source, HeatmapFileSource):
-            wrong = f"{source.path} holds finished heatmaps, where a method that draws them must be"
+        if is_path(source):
+            wrong = f"{source} holds finished heatmaps, where a method that draws them must be"
             raise UserError(f"{wrong}: score the file with sufficit evaluate or sufficit compare")
-        found[name] = source
-    return found
+        methods[name] = source  # type: ignore[assignment]  # no path by now
+    return methods
 
 
 def source_from(word: str) -> tuple[str, Named]:
-    """The name and the heatmap source of one word."""
+    """Return the name and the heatmap source of one word."""
     name, equals, rest = word.partition("=")
+    # An equals sign is also part of options, as in finer-cam:nearest=5, and of some paths.
     if not equals or any(sign in name for sign in ("/", "\\", ":")) or place(word).exists():
-        name, rest = "", word  # the sign is part of a path
+        name = ""
+        rest = word
     if not rest.removesuffix(FIT).strip():
         raise UserError(f"{word} names no source: write NAME=SOURCE, such as mine=gradcam")
     source: Named
     usual, source = _unnamed(rest.removesuffix(FIT))
     if rest.endswith(FIT):
-        usual, source = f"{usual}{FIT}", ToFit(source)
+        usual = f"{usual}{FIT}"
+        source = ToFit(source)
     chosen = safe_name(name if rest != word else usual)
     if chosen in EXPLAINERS and source != chosen:
         remedy = f"write NAME={rest} to give {rest} its own"
@@ -98,7 +96,16 @@ def source_from(word: str) -> tuple[str, Named]:
     return chosen, source
 
 
-def _unnamed(word: str) -> tuple[str, Method | HeatmapFileSource]:
+def is_path(source: object) -> TypeGuard[Path]:
+    """Return whether a source is a heatmap file, on disk or on object storage."""
+    # A path on object storage is no `Path`, but reads as one.
+    return isinstance(source, Path) or (
+        hasattr(source, "read_bytes") and is_remote(cast(Path, source))
+    )
+
+
+def _unnamed(word: str) -> tuple[str, Method | Path]:
+    """Return the usual name and the source of a word without NAME=."""
     if split_word(word)[0] in EXPLAINERS or of_library(word):
         explainer_named(word)  # raises for unknown options
         return re.sub(r"[:/\\]+", "-", word), word
@@ -108,7 +115,7 @@ def _unnamed(word: str) -> tuple[str, Method | HeatmapFileSource]:
     if path.is_dir() or is_shipped(word):
         return name_of(word), Lax.from_pretrained(word)
     if path.suffix in FILE_SUFFIXES:
-        return path.stem, HeatmapFileSource(path)
+        return path.stem, path
     if word == "lax":
         raise UserError(
             "lax is trained for each model: give the folder of its adapter, --methods PATH. Make"
@@ -118,7 +125,7 @@ def _unnamed(word: str) -> tuple[str, Method | HeatmapFileSource]:
         wrong = f"heatmaps must be a .npz or .safetensors file, got {path.name}"
         raise UserError(f"{wrong}: save one array [h,w] per image, keyed by the image's name")
     if "/" in word:
-        raise UserError(f"no LAX adapter or heatmap file at {word}: check the path")
+        raise UserError(f"no LAX adapter or heatmap file at {word}")
     places = ["the folder of a LAX adapter", "python:FILE.py:FUNCTION", "a heatmap file"]
     places += ["captum:NAME", "zennit:NAME"]
     raise unknown("method", word, [*places, *EXPLAINERS])

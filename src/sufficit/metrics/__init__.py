@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from sufficit.metrics.columns import COLUMNS, METRICS
 from sufficit.metrics.leakage import Leak, Pool, leak
-from sufficit.metrics.metric import CellMetric, MapMetric, Metric, Schedule
+from sufficit.metrics.metric import CellMetric, MapMetric, Metric, Schedule, SeenMetric
 from sufficit.metrics.scores import AlphaSearch, Scores
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ __all__ = [
     "Pool",
     "Schedule",
     "Scores",
+    "SeenMetric",
     "evaluate",
     "leak",
 ]

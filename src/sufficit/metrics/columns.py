@@ -20,8 +20,7 @@ from sufficit.metrics.localization import LOCALIZATION
 from sufficit.metrics.metric import (
     CURVES,
     AnyMetric,
-    CellMetric,
-    MapMetric,
+    DerivedMetric,
     Metric,
     Schedule,
     curve_weights,
@@ -29,6 +28,7 @@ from sufficit.metrics.metric import (
     no_bands,
     weighted,
 )
+from sufficit.metrics.through_map import THROUGH_MAP
 from sufficit.perturbation import bands
 from sufficit.perturbation.bands import Band
 from sufficit.perturbation.predictions import Predictions
@@ -136,6 +136,7 @@ METRICS: dict[str, AnyMetric] = {
     **FURTHER,
     **ARTEFACTS,
     **LOCALIZATION,
+    **THROUGH_MAP,
 }
 COLUMNS: tuple[str, ...] = tuple(_PAPER)  # those of the paper's tables, the default
 
@@ -159,7 +160,7 @@ def heading_of(name: str, metric: AnyMetric | None = None) -> Heading:
     found = HEADINGS.get(name, Heading(name, name))
     if name in LOCALIZATION:
         found = replace(found, group=TRUTH_GROUP)
-    elif name in {**FURTHER, **ARTEFACTS}:
+    elif name in {**FURTHER, **ARTEFACTS, **THROUGH_MAP}:
         found = replace(found, group=FURTHER_GROUP)
     if known is None:
         return found
@@ -181,7 +182,7 @@ def check_metrics(metrics: Mapping[str, AnyMetric] | None) -> dict[str, AnyMetri
         )
     own = dict(metrics or {})
     for name, metric in own.items():
-        if not isinstance(metric, Metric | MapMetric | CellMetric):
+        if not isinstance(metric, AnyMetric):
             raise UserError(
                 f"metrics must be sufficit.metrics.Metric by name, got {type(metric).__name__} for"
                 f" {name!r}"
@@ -202,19 +203,23 @@ def metrics_named(
     """Return the metrics of names and groups by name, each once.
 
     None means the paper's. The user's `own` are added to a group, and the columns that compare
-    with a truth where there is one, unless some of them are named.
+    with a truth where there is one, unless some of them are named. Columns of the image through
+    the map are in no group: they cost further forward passes, or draw every map again.
     """
     words = ["paper"] if columns is None else [columns] if isinstance(columns, str) else columns
     found: list[str] = []
     for word in words:
         if word in GROUPS:
             group = COLUMNS if word == "paper" else METRICS
-            left_out = {*LOCALIZATION, *(WHOLE_CURVES if sampled else ())}
+            left_out = {*LOCALIZATION, *THROUGH_MAP, *(WHOLE_CURVES if sampled else ())}
             found += [name for name in group if name not in left_out]
             found += own
         elif word in LOCALIZATION and not truth:
             raise UserError(f"{word} compares heatmaps with where the object is: give the truth")
         elif word in METRICS or word in own:
+            known = own.get(word) or METRICS[word]
+            # What it is computed from is computed first, and shown.
+            found += known.of if isinstance(known, DerivedMetric) else ()
             found.append(word)
         else:
             raise unknown("column", word, (*GROUPS, *METRICS, *own))

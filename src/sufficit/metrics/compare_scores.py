@@ -20,8 +20,11 @@ def compare_scores(
 ) -> Standing:
     """Rank methods by a column of their scores on the same images.
 
-    With `names`, the names of the images per method, the names must be equal too. `controls` are
-    tested against the methods and not ranked.
+    - `scores`: what `evaluate` returns, by method.
+    - `column`: the column to rank by.
+    - `names`: names of the images, by method; they must be equal for all.
+    - `controls`: methods that are tested against the others and not ranked.
+    - `seed`: of the draws of the sign-flip test.
     """
     for method, found in scores.items():
         if not isinstance(found, Scores):

@@ -66,9 +66,19 @@ class Leak:
 
     @classmethod
     def of_lifts(cls, lifts: Tensor, calls: Tensor, alpha_min: float) -> "Leak":
-        """The leak of a model of many classes, by lifts [N,3]; its shares are NaN."""
-        none = torch.full_like(lifts[:, 0], torch.nan)
-        return cls(none, none, none, none, none, none, calls, alpha_min, lifts)
+        """Return the leak of a model of many classes, by lifts [N,3]; its shares are NaN."""
+        unmeasured = torch.full_like(lifts[:, 0], torch.nan)
+        return cls(
+            donors=unmeasured,
+            donors_chance=unmeasured,
+            grey=unmeasured,
+            grey_chance=unmeasured,
+            noise=unmeasured,
+            noise_chance=unmeasured,
+            calls=calls,
+            alpha_min=alpha_min,
+            lifts=lifts,
+        )
 
     def __len__(self) -> int:
         return len(self.donors)
@@ -262,15 +272,20 @@ class LeakMeter:
 
         # All views in one go, so that batches are full and a GPU is waited for once: donors through
         # the images' own masks, through masks of the pool, canvases through the own masks.
-        own_masks = self._masks(heatmaps)
         is_pool = heatmaps is pool.heatmaps  # then canvases are known
-        canvas, through = self._canvas_views(0 if is_pool else len(own_masks))
+        masks = self._pool_masks
+        before = 0  # masks before those of the pool
+        if not is_pool:
+            own_masks = self._masks(heatmaps)
+            before = len(own_masks)
+            masks = torch.cat([own_masks, masks.to(own_masks.device)])
+        canvas, through = self._canvas_views(before)
         found = self.asked.views(
             self._images,
-            torch.cat([own_masks, self._pool_masks.to(own_masks.device)]),
+            masks,
             (
                 torch.cat([donors, donors, canvas]),
-                torch.cat([owners, len(own_masks) + second, through]),
+                torch.cat([owners, before + second, through]),
             ),
             targets=torch.cat([goals[owners], goals[owners], goals[through]]),
         )
@@ -375,9 +390,18 @@ def leak(
 ) -> Leak:
     """Return how often the mask M > alpha_min makes images of other classes its own class.
 
-    Donors, and the masks behind the chance level, come from the pool, or from the images. Which
-    ones depends on the seed, the number of the image and the pool. An image with fewer possible
-    donors than wanted gets each of them once.
+    - `classifier`: the model; it is left as it was.
+    - `images`: floats in 0..1, [N,C,H,W]; `heatmaps`: floats in 0..1, [N,H,W].
+    - `targets`: the class of each image, [N]. Without them, the model's own predictions.
+    - `alpha_min`: pixels above it belong to the mask.
+    - `donors`: images of other classes per mask. An image with fewer gets each of them once.
+    - `seed`: selects the donors and the masks of the chance level, with the image's number.
+    - `noises`: images of noise, the same for every mask.
+    - `fill`: what hidden pixels become.
+    - `pool`: a Pool that donors and masks come from; by default the images themselves.
+    - `form`: "ratio", "lift", or "auto": the lift where the model has more than 100 classes.
+    - `batch_size`: masked images per forward pass; chosen for the device if left out.
+    - `progress`: a bar; by default when the work takes long in a terminal.
 
     For a model of more than 100 classes, or with form="lift", it returns lifts instead: the log
     probability of the image's class on a donor under the image's own mask, minus that under the

@@ -79,7 +79,8 @@ class Metric:
     """A metric of bands: its direction, the bands it needs scores and sizes of, and its formula.
 
     Bands in `asks` are asked for every image. Those in `weights` may be sampled where calls are
-    limited; the formula uses them only through `predictions.total(weights(schedule), ...)`.
+    limited; the formula uses them only through `predictions.total(weights(schedule), ...)`. With a
+    `fill` of its own the metric is scored with that fill alone, whatever the others are.
     """
 
     higher_is_better: bool | None
@@ -87,6 +88,7 @@ class Metric:
     formula: Formula
     weighs: Callable[[Schedule], list[Band]] = no_bands
     weights: Callable[[Schedule], Mapping[Band, float]] = lambda _: {}
+    fill: str | None = None
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,38 @@ class CellMetric:
     formula: Callable[[Tensor, Tensor], Tensor]
 
 
-AnyMetric = Metric | MapMetric | CellMetric
+@dataclass(frozen=True)
+class SeenMetric:
+    """A metric of the image through the heatmap: each pixel times its value, the rest the fill.
+
+    The formula gets the target's probability for the whole image and for that one, both [N].
+    """
+
+    higher_is_better: bool | None
+    formula: Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class RedrawnMetric:
+    """A metric of the heatmap and the one that its method draws for the image through it.
+
+    Only a run can draw again, so `evaluate`, which gets heatmaps, has no such column.
+    """
+
+    higher_is_better: bool | None
+    measure: Callable[[Tensor, Tensor], Tensor]  # both [N,H,W] -> [N]
+
+
+@dataclass(frozen=True)
+class DerivedMetric:
+    """A metric that is computed from other columns of the same image: [N,len(of)] -> [N]."""
+
+    higher_is_better: bool | None
+    of: tuple[str, ...]
+    formula: Callable[[Tensor], Tensor]
+
+
+AnyMetric = Metric | MapMetric | CellMetric | SeenMetric | RedrawnMetric | DerivedMetric
 
 
 def of_map(higher_is_better: bool, measure: Measure, *, needs_truth: bool = False) -> MapMetric:

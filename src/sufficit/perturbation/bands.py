@@ -105,10 +105,16 @@ def ranks(heatmaps: Tensor) -> Tensor:
              [1., 2.]]])
     """
     flat = heatmaps.flatten(1)
-    dtype = torch.float32 if flat.shape[1] <= 2**24 else torch.float64
     order = flat.argsort(dim=1, descending=True, stable=True)
-    places = torch.arange(flat.shape[1], dtype=dtype, device=flat.device).expand_as(flat)
-    return torch.empty_like(flat, dtype=dtype).scatter_(1, order, places).view_as(heatmaps)
+    return _places(order).view_as(heatmaps)
+
+
+def _places(order: Tensor) -> Tensor:
+    """Return the place of each pixel in an order: [N,HW] -> [N,HW]."""
+    pixels = order.shape[1]
+    dtype = torch.float32 if pixels <= 2**24 else torch.float64
+    places = torch.arange(pixels, dtype=dtype, device=order.device).expand_as(order)
+    return torch.empty_like(order, dtype=dtype).scatter_(1, order, places)
 
 
 def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
@@ -121,25 +127,38 @@ def runs(heatmaps: Tensor, bands: Sequence[Band]) -> Tensor:
              [2, 3],
              [0, 2]]])
     """
-    n = heatmaps.shape[0]
-    pixels = heatmaps[0].numel()
-    found = torch.empty(n, len(bands), 2, dtype=torch.long, device=heatmaps.device)
+    return _runs(heatmaps.flatten(1).sort(dim=1).values, bands)
+
+
+def ranks_and_runs(heatmaps: Tensor, bands: Sequence[Band]) -> tuple[Tensor, Tensor]:
+    """Return what `ranks` and `runs` return, by one sort: [N,H,W] -> [N,H,W], [N,B,2].
+
+    Edges of bands are float32, so that the values of float64 maps are compared in it.
+    """
+    values, order = heatmaps.flatten(1).sort(dim=1, descending=True, stable=True)
+    return _places(order).view_as(heatmaps), _runs(values.float().flip(1), bands)
+
+
+def _runs(values: Tensor, bands: Sequence[Band]) -> Tensor:
+    """Return the run of each band from the values in rising order: [N,HW] -> [N,B,2]."""
+    n, pixels = values.shape
+    spans = torch.empty(n, len(bands), 2, dtype=torch.long, device=values.device)
     by_value = [i for i, band in enumerate(bands) if band.axis == "value"]
     by_rank = [i for i, band in enumerate(bands) if band.axis == "rank"]
     if by_value:
+        # Ranks count from the highest value: one sort answers all bands by bisection.
         edges = [[bands[i].high, bands[i].low] for i in by_value]
-        values = heatmaps.flatten(1).sort(dim=1).values
-        wanted = torch.tensor(edges, dtype=torch.float32, device=heatmaps.device).to(values)
+        wanted = torch.tensor(edges, dtype=torch.float32, device=values.device).to(values)
         wanted = wanted.flatten().expand(n, -1).contiguous()
         above = pixels - torch.searchsorted(values, wanted, right=True)
-        found[:, by_value] = above.view(n, -1, 2)
+        spans[:, by_value] = above.view(n, -1, 2)
     if by_rank:
         # To the nearest whole pixel, halves up; round(..., 6) because 0.29 * 50 is below a half.
         edges = [[bands[i].low, bands[i].high] for i in by_rank]
         counts = [[math.floor(round(share * pixels, 6) + 0.5) for share in pair] for pair in edges]
-        found[:, by_rank] = torch.tensor(counts, device=heatmaps.device)
-    empty = found[..., 0] >= found[..., 1]
-    return found.masked_fill(empty[..., None], 0)
+        spans[:, by_rank] = torch.tensor(counts, device=values.device)
+    empty = spans[..., 0] >= spans[..., 1]
+    return spans.masked_fill(empty[..., None], 0)
 
 
 def distinct_masks(spans: Tensor, pixels: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -172,6 +191,7 @@ def inside(heatmaps: Tensor, band: Band) -> Tensor:
 
 def masks_of(heatmaps: Tensor, band: Band, device: torch.device) -> Tensor:
     """Return which pixels a band keeps, on the device if they fit: [N,H,W] -> bool [N,H,W]."""
+    # A mask of bytes is a quarter of its heatmap: heatmaps are sent in parts, masks stay.
     there = device if heatmaps.numel() <= _MASK_ELEMENTS else heatmaps.device
     step = max(1, _STEP_ELEMENTS // heatmaps[0].numel())
     parts = heatmaps.split(step)

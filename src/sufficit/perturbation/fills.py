@@ -58,6 +58,7 @@ def impute(images: Tensor, known: Tensor, grey: Tensor) -> Tensor:
 def _solve(values: Tensor, known: Tensor, middle: Tensor) -> Tensor:
     """Return values with the solution where known is 0: [T,C,H,W], [T,1,H,W], [1,C,1,1]."""
     h, w = values.shape[2:]
+    # Sides that halve down to the coarsest grid without a remainder.
     factor = 1
     while min(h, w) / factor > COARSEST:
         factor *= 2
@@ -71,7 +72,9 @@ def _solve(values: Tensor, known: Tensor, middle: Tensor) -> Tensor:
     hidden, degrees = levels[0]
     spread = x[..., :h, :w].amax((1, 2, 3), True) - x[..., :h, :w].amin((1, 2, 3), True)
     residual = hidden * (_neighbours(x) - degrees * x)
-    step = better = _cycle(residual, levels)
+    # Conjugate gradients: `step` is the direction, `better` the preconditioned residual.
+    better = _cycle(residual, levels)
+    step = better
     size = _sum(residual * better)
     for _ in range(MOST):
         # One mask's result does not depend on which others are in the batch.
@@ -98,12 +101,12 @@ def _neighbours(x: Tensor) -> Tensor:
 
 def _levels(hidden: Tensor, inside: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Return what is hidden, and the sum of each pixel's weights, from fine to coarse."""
-    found = [(hidden, _neighbours(inside).clamp(min=1 / 12))]
+    levels = [(hidden, _neighbours(inside).clamp(min=1 / 12))]
     while min(hidden.shape[2:]) > COARSEST and not any(side % 2 for side in hidden.shape[2:]):
-        hidden = (F.avg_pool2d(hidden, 2) == 1).float()
+        hidden = (F.avg_pool2d(hidden, 2) == 1).float()  # all four pixels are unknown
         inside = F.max_pool2d(inside, 2)
-        found.append((hidden, _neighbours(inside).clamp(min=1 / 12)))
-    return found
+        levels.append((hidden, _neighbours(inside).clamp(min=1 / 12)))
+    return levels
 
 
 def _cycle(residual: Tensor, levels: list[tuple[Tensor, Tensor]]) -> Tensor:
@@ -116,6 +119,7 @@ def _cycle(residual: Tensor, levels: list[tuple[Tensor, Tensor]]) -> Tensor:
         error = error + weight * (residual - degrees * error + _neighbours(error))
     if coarser:
         left = hidden * (residual - degrees * error + _neighbours(error))
+        # Four pixels become one: the coarse equation has the sum of their residuals.
         below = _cycle(coarser[0][0] * 4 * F.avg_pool2d(left, 2), coarser)
         error = error + hidden * F.interpolate(below, scale_factor=2, mode="bilinear")
     for _ in range(SMOOTHINGS):
@@ -124,6 +128,7 @@ def _cycle(residual: Tensor, levels: list[tuple[Tensor, Tensor]]) -> Tensor:
 
 
 def _sum(x: Tensor) -> Tensor:
+    """Return the sum over the pixels of each channel: [T,C,H,W] -> [T,C,1,1]."""
     return x.sum((2, 3), keepdim=True)
 
 
@@ -219,7 +224,7 @@ def check_fill(fill: str | Tensor, images: Tensor) -> None:
     if not (fill.ndim == 0 or fill.shape == (c,) or (broadcasts and one_each)):
         raise UserError(
             f"a fill tensor must be a number, [C], [C,H,W] or [N,C,H,W] = {[n, c, h, w]}, got"
-            f" {list(fill.shape)}: reshape it"
+            f" {list(fill.shape)}"
         )
     if not torch.isfinite(fill).all():
         raise UserError("a fill tensor must be finite, got NaN or infinite values: replace them")
@@ -239,10 +244,11 @@ def blur_matrix(side: int, sigma: float, device: torch.device, dtype: torch.dtyp
     weights = torch.exp(-0.5 * (offsets.double() / sigma) ** 2)
     place = (torch.arange(side)[:, None] + offsets).abs()
     place = torch.where(place < side, place, 2 * (side - 1) - place)
-    found = torch.zeros(side, side, dtype=torch.float64)
-    found.scatter_add_(1, place, weights.expand(side, -1))
-    found /= weights.sum()
-    return found.to(torch.promote_types(dtype, torch.float32)).to(device, dtype)
+    matrix = torch.zeros(side, side, dtype=torch.float64)
+    matrix.scatter_add_(1, place, weights.expand(side, -1))
+    matrix /= weights.sum()
+    # By way of float32, also to half precision: some devices have no doubles.
+    return matrix.to(torch.promote_types(dtype, torch.float32)).to(device, dtype)
 
 
 @dataclass
@@ -266,7 +272,7 @@ class Masker:
     def batch(self, start: int, stop: int) -> Tensor:
         """Keep each mask's run of ranks, fill the rest: masks start..stop -> [T,C,H,W]."""
         if self.buffers is None or len(self.buffers[0]) < stop - start:
-            self.buffers = None
+            self.buffers = None  # first, so that both need not fit at the same time
             c, h, w = self.inputs.shape[1:]
             size = stop - start
             empty = self.inputs.new_empty
@@ -301,7 +307,7 @@ class ViewMasker:
     imputes: bool = False
 
     def batch(self, start: int, stop: int) -> Tensor:
-        """Views start..stop: [T,C,H,W]."""
+        """Return views start..stop: [T,C,H,W]."""
         rows = self.seen[start:stop]
         inputs = self.inputs[rows]
         hidden = self.hidden

@@ -68,6 +68,7 @@ def resize(heatmaps: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _check_maps(heatmaps: Tensor) -> None:
+    """Raise unless these are maps of three axes."""
     if not isinstance(heatmaps, Tensor) or heatmaps.ndim != 3:
         came = list(heatmaps.shape) if isinstance(heatmaps, Tensor) else type(heatmaps).__name__
         raise UserError(f"heatmaps must be [N,h,w], got {came}: pass a tensor of three axes")
@@ -78,6 +79,7 @@ def check_heatmaps(heatmaps: Tensor, images: Tensor, names: Sequence[object] | N
     if not isinstance(heatmaps, Tensor):
         came = type(heatmaps).__name__
         raise UserError(f"heatmaps must be a torch.Tensor, got {came}: call torch.as_tensor")
+    # A user's function may return any kind of tensor; most operations below fail on these.
     if heatmaps.is_meta or heatmaps.layout is not torch.strided:
         came = "meta" if heatmaps.is_meta else str(heatmaps.layout).removeprefix("torch.")
         raise UserError(
@@ -116,12 +118,14 @@ def check_range(heatmaps: Tensor, names: Sequence[object] | None = None, more: s
 
 
 def _named(indices: list[int], names: Sequence[object] | None) -> str:
+    """Return the first of some images by name or number, and how many more there are."""
     words = [str(names[i] if names else i) for i in indices[:5]]
     more = f" and {len(indices) - 5} more" if len(indices) > 5 else ""
     return f"image{'s' if len(indices) > 1 else ''} {', '.join(words)}{more}"
 
 
 def _shape_advice(heatmaps: Tensor, wanted: tuple[int, int, int]) -> str:
+    """Return how to give heatmaps the wanted shape."""
     if heatmaps.ndim == 4 and heatmaps.shape[1] == 1:
         return "drop the channel axis with heatmaps[:, 0]"
     if heatmaps.ndim == 4:

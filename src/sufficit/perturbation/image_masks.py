@@ -50,10 +50,11 @@ def hidden_pixels(
     masks: Sequence[ImageMask], size: tuple[int, int], names: Sequence[str], seed: int
 ) -> Tensor:
     """Return which pixels of each image each mask hides: bool [N,V,H,W]."""
-    found = torch.zeros(len(names), len(masks), *size, dtype=torch.bool, device="cpu")
+    hidden = torch.zeros(len(names), len(masks), *size, dtype=torch.bool, device="cpu")
+    # Each mask has cells on its own grid only: the others add nothing to it.
     for grid in {mask.grid for mask in masks}:
-        found |= _table(masks, grid, names, seed)[..., cells_of(size, grid)]
-    return found
+        hidden |= _table(masks, grid, names, seed)[..., cells_of(size, grid)]
+    return hidden
 
 
 def sums_over(
@@ -62,12 +63,13 @@ def sums_over(
     """Return the sum of each heatmap over the pixels that masks hide: [N,H,W] -> [N,V]."""
     size = (heatmaps.shape[1], heatmaps.shape[2])
     maps = heatmaps.cpu().double().flatten(1)
-    found = torch.zeros(len(maps), len(masks), dtype=torch.float64, device="cpu")
+    sums = torch.zeros(len(maps), len(masks), dtype=torch.float64, device="cpu")
+    # The pixels are summed by cell once, then the cells by mask: masks of pixels are not made.
     for grid in {mask.grid for mask in masks}:
         cells = torch.zeros(len(maps), grid**2, dtype=torch.float64, device="cpu")
         cells.index_add_(1, cells_of(size, grid).flatten(), maps)
-        found += (_table(masks, grid, names, seed).double() @ cells[..., None])[..., 0]
-    return found
+        sums += (_table(masks, grid, names, seed).double() @ cells[..., None])[..., 0]
+    return sums
 
 
 def cells_of(size: tuple[int, int], grid: int) -> Tensor:
@@ -83,9 +85,9 @@ def cells_of(size: tuple[int, int], grid: int) -> Tensor:
 
 def _table(masks: Sequence[ImageMask], grid: int, names: Sequence[str], seed: int) -> Tensor:
     """Return which cells of a grid each mask hides, none of masks on other grids: [n,V,cells]."""
-    found = torch.zeros(len(names), len(masks), grid**2, dtype=torch.bool, device="cpu")
+    table = torch.zeros(len(names), len(masks), grid**2, dtype=torch.bool, device="cpu")
     for v, mask in enumerate(masks):
         if mask.grid == grid:
             for row, name in enumerate(names):
-                found[row, v, mask.cells(seed, name)] = True
-    return found
+                table[row, v, mask.cells(seed, name)] = True
+    return table

@@ -29,7 +29,7 @@ class MaskedModel:
     faster: FastCopy | None = None  # of the model, for masked images
 
     def runner(self, images: Tensor) -> Classifier:
-        """What masked images are sent to: the model, or its faster copy."""
+        """Return what masked images are sent to: the model, or its faster copy."""
         if self.faster is None:
             return self.model
         shape = tuple(images.shape[1:])
@@ -45,15 +45,16 @@ class MaskedModel:
         drawing: Sampling | None = None,
         seed: int = 0,
     ) -> Predictions:
-        """Answers for bands of heatmaps of M sources, one after the other: [MN,H,W] -> [MN,1+B].
+        """Return answers for bands of heatmaps of M sources: [MN,H,W] -> [MN,1+B].
 
-        The whole image comes first and is taken from the batch. `sizes` are bands of which only the
-        size is wanted. With `drawing` each image is asked some of the bands, drawn by seed and
-        name: the same ones for every model, fill and source.
+        Rows are the images of one source after the other. The first column is the whole image,
+        which is taken from the batch. `sizes` are bands of which only the size is wanted. With
+        `drawing` each image is asked some of the bands, drawn by seed and name: the same ones for
+        every model, fill and source.
         """
         whole = self.whole(batch)
         drawn = None if drawing is None else drawing.draw(batch.names, seed)
-        found = predict(
+        masked = predict(
             self.runner(batch.images),
             batch.images,
             heatmaps,
@@ -65,17 +66,20 @@ class MaskedModel:
             drawn=drawn,
             whole=whole,
         )
+        # Sources share the images, so what is known of the whole images is theirs too.
         sources = len(heatmaps) // len(batch)
+        named = [whole.named.repeat(sources, 1), masked.named]
+        confidences = [whole.confidences.repeat(sources, 1), masked.confidences]
         answers = replace(
-            found,
+            masked,
             bands=(EVERYTHING, *bands),
-            named=torch.cat([whole.named.repeat(sources, 1), found.named], dim=1),
-            confidences=torch.cat([whole.confidences.repeat(sources, 1), found.confidences], dim=1),
+            named=torch.cat(named, dim=1),
+            confidences=torch.cat(confidences, dim=1),
         )
-        if drawing is None or found.drawn is None:
+        if drawing is None or masked.drawn is None:
             return answers
         # The whole image is band 0 now, so the numbers of the others move by one.
-        numbers = F.pad(found.drawn + 1, (1, 0))
+        numbers = F.pad(masked.drawn + 1, (1, 0))
         return replace(answers, drawn=numbers, counts=drawing.counts_with_whole)
 
     def views(
@@ -88,12 +92,16 @@ class MaskedModel:
         score: Score | None = None,
         whole: Tensor | None = None,
     ) -> ViewPredictions:
-        """Answers for any of the images through any of the masks: [N,C,H,W], [M,H,W] -> [T].
+        """Return answers for any of the images through any of the masks: [N,C,H,W], [M,H,W] -> [T].
 
-        They are on the model's device, which is not waited for. `views` are the numbers of image
-        and mask of each view, each [T]; targets are [T] too.
-        `score` takes the place of the confidence. `whole` are the `whole_values` of the images,
-        where they are known: [N].
+        They are on the model's device, which is not waited for.
+
+        - images: [N,C,H,W] in 0..1.
+        - masks: [M,H,W], true or 1 where the image is shown.
+        - views: the numbers of image and mask of each view, each [T].
+        - targets: the class of each view [T]; None: no confidences.
+        - score: takes the place of the confidence.
+        - whole: the `whole_values` of the images, where they are known: [N].
         """
         return predict_views(
             self.runner(images),
@@ -115,13 +123,14 @@ class MaskedModel:
         sizes: Sequence[Band] = (),
         nothing: Predictions | None = None,
     ) -> Predictions:
-        """Answers for bands of maps of ones: [N,1+B], the whole image first.
+        """Return answers for bands of maps of ones: [N,1+B], the whole image first.
 
         A band of values keeps all pixels or none, so that the model is asked at most for images of
         which nothing is shown, and not if their answers `nothing` are known: [N,1]. A band of ranks
         would cut a map that has no order: its answers are NaN.
         """
         whole = self.whole(batch)
+        # An empty image is a band that keeps no rank, of any map.
         if nothing is None:
             no_maps = torch.zeros(len(batch), *batch.size, device="cpu")
             asked = self.ask(batch, no_maps, [NOTHING])
@@ -149,16 +158,16 @@ class MaskedModel:
         )
 
     def whole(self, batch: Batch) -> Predictions:
-        """Answers for the whole images: [N,1]."""
+        """Return answers for the whole images: [N,1]."""
         return whole_images(self.model, batch, self.batch_size)
 
     def over(self, images: Sequence[int]) -> "MaskedModel":
-        """The same for some of the images, where each image has a fill of its own."""
+        """Return the same for some of the images, where each image has a fill of its own."""
         return replace(self, fill=rows_of(self.fill, list(images)))
 
 
 def whole_images(model: Classifier, batch: Batch, batch_size: int | None = None) -> Predictions:
-    """What a model says of the whole images, asked once however many probes there are."""
+    """Return what a model says of the whole images, asked once however many probes there are."""
     return batch.remember(
         ("whole", model),
         lambda: predict_whole(model, batch.images, batch.targets, batch_size=batch_size),
@@ -166,6 +175,6 @@ def whole_images(model: Classifier, batch: Batch, batch_size: int | None = None)
 
 
 def finite(answers: Predictions) -> list[bool]:
-    """Whether the model gave numbers for each whole image."""
-    found: list[bool] = (answers.classes_of([EVERYTHING])[:, 0] != NO_CLASS).tolist()
-    return found
+    """Return whether the model gave numbers for each whole image."""
+    is_finite: list[bool] = (answers.classes_of([EVERYTHING])[:, 0] != NO_CLASS).tolist()
+    return is_finite

@@ -12,7 +12,7 @@ from sufficit.classifier.acceleration import is_compiled
 from sufficit.classifier.classifier import Classifier, check_range
 from sufficit.errors import UserError, warn_user
 from sufficit.perturbation import tokens
-from sufficit.perturbation.bands import EVERYTHING, Band, distinct_masks, ranks, runs
+from sufficit.perturbation.bands import EVERYTHING, Band, distinct_masks, ranks_and_runs
 from sufficit.perturbation.fills import ROAD, Masker, ViewMasker, fill_for, rows_of
 from sufficit.perturbation.predictions import (
     Predictions,
@@ -24,7 +24,6 @@ from sufficit.perturbation.predictions import (
     relative,
 )
 from sufficit.progress import passed
-from sufficit.turns import wait_for_results
 
 AnyMasker = Masker | ViewMasker | tokens.TokenMasker
 
@@ -72,10 +71,9 @@ def predict(
                 rows = slice(start % n, start % n + count)  # copies nothing
             inputs, hidden = loop.normalized(rows)
             maps = heatmaps[start : start + count].to(inputs.device)
-            # Cut maps are float64: their order has more steps than float32 can tell apart. The
-            # edges of bands are float32, so that values are compared in it.
+            # Cut maps are float64: their order has more steps than float32 can tell apart.
             maps = maps if maps.dtype == torch.float64 else maps.float()
-            spans = runs(maps.float(), [*bands, *weigh])
+            places, spans = ranks_and_runs(maps, [*bands, *weigh])
             chosen = None if drawn is None else drawn[rows]
             asked = spans[:, : len(bands)]
             if chosen is not None:
@@ -85,7 +83,7 @@ def predict(
             goals, named, confidences, calls = loop.group(
                 inputs,
                 hidden,
-                ranks(maps),
+                places,
                 asked,
                 targets=wanted,
                 known=None if whole is None else whole.rows(rows),
@@ -128,14 +126,15 @@ def predict_whole(
             rows = slice(start, start + count)
             inputs, _ = loop.normalized(rows)
             logits = loop.each(inputs, loop.answer)
-            predicted = targets is None or own_score
-            goals = logits.argmax(1) if predicted else targets[rows].to(logits.device)
+            if targets is None or own_score:
+                goals = logits.argmax(1)
+            else:
+                goals = targets[rows].to(logits.device)
             named, confidences = judge(logits, goals, loop.score)
             if own_score:
                 named, confidences = relative(confidences, logits[:, 0])
             found.append((named, confidences, goals))
             start += count
-        wait_for_results()
         named, confidences, goals = (torch.cat(parts).cpu() for parts in zip(*found, strict=True))
     return Predictions(
         bands=(EVERYTHING,),
@@ -307,7 +306,9 @@ class _Loop:
     def normalized(self, rows: slice | list[int]) -> tuple[Tensor, Tensor]:
         """Return some images and their fill on the device, normalised: twice [N or 1,C,H,W]."""
         numbers = (
-            rows if isinstance(rows, slice) else queued(torch.tensor(rows), self.images.device)
+            rows
+            if isinstance(rows, slice)
+            else queued(torch.tensor(rows, device="cpu"), self.images.device)
         )
         images = self.images[numbers].to(self.classifier.device, torch.float32)
         filler = fill_for(images, rows_of(self.fill, rows)).expand(-1, images.shape[1], -1, -1)
@@ -369,7 +370,6 @@ class _Loop:
                 imputes=self.imputes,
             )
         named, confidences = self.masked(masker, goals, asked)
-        wait_for_results()
         if len(whole) and known is not None and not own_score:
             seen = whole.cpu()
             named[unmasked] = known.named[seen, 0].to(named)

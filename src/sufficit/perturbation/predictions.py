@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from sufficit.perturbation.bands import EVERYTHING, Band
-from sufficit.turns import wait_for_results
 
 PIECE = 1024  # images whose predictions are worked on at a time
 NO_CLASS = -1  # the model returned NaN
@@ -76,6 +75,7 @@ class Predictions:
         factors = torch.tensor(list(weights.values()), dtype=torch.float64, device="cpu")
         if self.drawn is None or self.counts is None:
             return (value(self.of(list(weights), kind)) * factors).sum(1)
+        # Horvitz and Thompson's estimate; sampling.py says how bands are drawn.
         places = self._places(list(weights))
         shares = torch.zeros_like(self.counts)
         shares[places] = factors / self.counts[places]
@@ -94,6 +94,7 @@ class Predictions:
 
     @cached_property
     def _place(self) -> dict[Band, int]:
+        """The column of each band."""
         return {band: i for i, band in enumerate(self.bands)}
 
     def _places(self, bands: Sequence[Band]) -> list[int]:
@@ -142,9 +143,9 @@ class Predictions:
         """
         whole: dict[str, Tensor] = {}
         start = 0
-        for some in self.pieces():
-            end = start + len(some.targets)
-            for name, values in make(some).items():
+        for piece in self.pieces():
+            end = start + len(piece.targets)
+            for name, values in make(piece).items():
                 if name not in whole:
                     whole[name] = values.new_empty(len(self.targets), *values.shape[1:])
                 whole[name][start:end] = values
@@ -169,14 +170,13 @@ class ViewPredictions:
     confidences: Tensor  # [T] softmax of the view's target; NaN without targets
 
     def queued_for_cpu(self) -> "ViewPredictions":
-        """Copies on the CPU that hold the answers once the device has come so far."""
+        """Return copies on the CPU that hold the answers once the device has come so far."""
         return ViewPredictions(
             self.named.to("cpu", non_blocking=True), self.confidences.to("cpu", non_blocking=True)
         )
 
     def cpu(self) -> "ViewPredictions":
-        """The same on the CPU, once the model's device has computed them."""
-        wait_for_results()
+        """Return the same on the CPU, once the model's device has computed them."""
         return ViewPredictions(self.named.cpu(), self.confidences.cpu())
 
 

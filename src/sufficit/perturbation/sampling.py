@@ -64,8 +64,9 @@ class Sampling:
             here = places[:, start : start + line.strata]
             start += line.strata
             along = (np.arange(line.strata) + here) * (line.ends[-1] / line.strata)
-            found = np.searchsorted(line.ends, along, side="right")
-            drawn.append(line.members[np.minimum(found, len(line.members) - 1)])
+            hit = np.searchsorted(line.ends, along, side="right")
+            # A place at the very end may be rounded past it.
+            drawn.append(line.members[np.minimum(hit, len(line.members) - 1)])
         return torch.from_numpy(np.concatenate(drawn, axis=1).astype(np.int32))
 
 
@@ -96,15 +97,16 @@ def make_sampling(
             curves.setdefault(family(bands[i]), []).append(i)
     least = len(fixed) + len(curves)
     assert calls >= least  # the probe refuses fewer
-    widths = {curve: np.array([sizes[bands[i]] for i in found]) for curve, found in curves.items()}
+    widths = {curve: np.array([sizes[bands[i]] for i in ids]) for curve, ids in curves.items()}
     strata = dict.fromkeys(curves, 1)
     for _ in range(calls - least):
         gains = {c: _noise(widths[c], m) - _noise(widths[c], m + 1) for c, m in strata.items()}
         strata[max(gains, key=gains.__getitem__)] += 1
     counts = np.zeros(len(bands))
     lines = []
-    for curve, found in curves.items():
-        members = np.array(found)
+    for curve, ids in curves.items():
+        members = np.array(ids)
+        # A band as wide as a stratum would be drawn every time: it is always asked instead.
         wide = _wide(widths[curve], strata[curve])
         fixed.extend(members[wide].tolist())
         if not wide.all():
@@ -119,10 +121,11 @@ def make_sampling(
 def _wide(widths: Floats, strata: int) -> npt.NDArray[np.bool_]:
     """Return which bands are at least as wide as a stratum of the others: [P] -> [P]."""
     wide = np.zeros(len(widths), dtype=bool)
+    # Without the wide bands the strata are narrower, so that further bands may be wide.
     while not wide.all():
         left = widths[~wide].sum()
         free = strata - wide.sum()
-        more = ~wide & (widths * free >= left * (1 - 1e-9))
+        more = ~wide & (widths * free >= left * (1 - 1e-9))  # equal up to rounding
         if not more.any():
             break
         wide |= more

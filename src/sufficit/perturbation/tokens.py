@@ -39,10 +39,10 @@ class TokenModel:
     def check(self, classifier: Classifier, inputs: Tensor) -> None:
         """Raise unless all tokens together give the model's own logits."""
         own = classifier.plain_logits_of(inputs).float()
-        found = classifier.as_logits(self.finish(self.embed(inputs.clone()))).float()
+        by_tokens = classifier.as_logits(self.finish(self.embed(inputs.clone()))).float()
         allowed = max(AGREE, torch.finfo(inputs.dtype).eps ** 0.5) * float(own.abs().max())
         # A model that returns NaN has NaN in its columns, with any fill.
-        if own.shape != found.shape or float((own - found).abs().max()) > allowed:
+        if own.shape != by_tokens.shape or float((own - by_tokens).abs().max()) > allowed:
             raise UserError(
                 f'fill="drop" repeats the forward pass of {type(classifier.bare).__name__} token by'
                 " token, and its logits differ from the model's own: use another fill"
@@ -52,6 +52,7 @@ class TokenModel:
 def token_model(classifier: Classifier, size: tuple[int, ...] | None = None) -> TokenModel:
     """Return a classifier's ViT in two parts; raise for another model or images [H,W]."""
     model = classifier.bare
+    # Subclasses count too, as timm's variants of its VisionTransformer; `check` compares logits.
     names = (f"{kind.__module__.split('.')[0]}.{kind.__name__}" for kind in type(model).__mro__)
     read = next((READERS[name] for name in names if name in READERS), None)
     if read is None:
@@ -60,27 +61,29 @@ def token_model(classifier: Classifier, size: tuple[int, ...] | None = None) -> 
             " timm, or a ViT or DeiT of transformers, unwrapped, got"
             f" {type(model).__name__}: use another fill, such as black"
         )
-    found = read(model)
-    conv = found.patches
+    tokens = read(model)
+    conv = tokens.patches
     if not isinstance(conv, nn.Conv2d) or conv.stride != conv.kernel_size or any(conv.padding):
         raise UserError(
             'fill="drop" needs a ViT whose patches do not overlap, one convolution with its kernel'
             f" as stride, got {type(conv).__name__}: use another fill, such as black"
         )
-    if size and (size[0] % found.patch[0] or size[1] % found.patch[1]):
+    if size and (size[0] % tokens.patch[0] or size[1] % tokens.patch[1]):
         raise UserError(
-            f'fill="drop" needs images of whole patches of {list(found.patch)} pixels, got'
+            f'fill="drop" needs images of whole patches of {list(tokens.patch)} pixels, got'
             f" {list(size)}: resize them"
         )
-    return found
+    return tokens
 
 
 def drops(fill: str | Tensor | None) -> bool:
-    """Whether hidden tokens are left out instead of filled."""
+    """Return whether hidden tokens are left out instead of filled."""
     return isinstance(fill, str) and fill == DROP
 
 
 def _torchvision(model: Any) -> TokenModel:
+    """Split a ViT of torchvision, as its `forward` runs it."""
+
     def embed(inputs: Tensor) -> Any:
         tokens = model.conv_proj(inputs).flatten(2).mT
         tokens = torch.cat([model.class_token.expand(len(inputs), -1, -1), tokens], dim=1)
@@ -93,6 +96,8 @@ def _torchvision(model: Any) -> TokenModel:
 
 
 def _timm(model: Any) -> TokenModel:
+    """Split a ViT of timm, as its `forward_features` and `forward_head` run it."""
+
     def embed(inputs: Tensor) -> Any:
         return model.norm_pre(model._pos_embed(model.patch_embed(inputs)))
 
@@ -109,7 +114,9 @@ def _timm(model: Any) -> TokenModel:
 
 
 def _transformers(model: Any) -> TokenModel:
+    """Split a ViT or DeiT of transformers."""
     base = model.base_model
+    # Versions of transformers differ in where the blocks are.
     blocks = base.layers if hasattr(base, "layers") else base.encoder.layer
 
     def finish(tokens: Tensor) -> Any:
@@ -170,8 +177,9 @@ def distinct_patches(kept: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         bits = (part.long() << torch.arange(part.shape[1], device=part.device)).sum(1)
         codes = (codes << 31 | bits).unique(return_inverse=True)[1]
     total = int(codes.max()) + 1
-    one = each.new_zeros(total).scatter_reduce_(0, codes, each, "amin", include_self=False)
-    return one // bands, rows[one], codes.view(n, bands)
+    # Of the masks that are the same, the first.
+    example = each.new_zeros(total).scatter_reduce_(0, codes, each, "amin", include_self=False)
+    return example // bands, rows[example], codes.view(n, bands)
 
 
 @dataclass(frozen=True)
@@ -193,5 +201,6 @@ class TokenMasker:
         prefix = self.tokens.shape[1] - kept.shape[1]
         kept = torch.cat([kept.new_ones(len(kept), prefix), kept], dim=1)
         # Not nonzero, for whose size a GPU would have to be waited for.
-        those = kept.byte().argsort(dim=1, descending=True, stable=True)
-        return self.tokens[self.owners[start:stop, None], those[:, : prefix + self.counts[start]]]
+        numbers = kept.byte().argsort(dim=1, descending=True, stable=True)
+        count = prefix + self.counts[start]
+        return self.tokens[self.owners[start:stop, None], numbers[:, :count]]

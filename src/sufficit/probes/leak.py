@@ -7,7 +7,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from sufficit.data.batch import Batch
+from sufficit.data.batch import Batch, Sample
 from sufficit.metrics.column import Heading
 from sufficit.metrics.columns import HEADINGS, ZERO_LINE
 from sufficit.metrics.leakage import LIFT, LIFTS, OVER_GRADCAM, TENSORS, LeakMeter, Pool
@@ -33,6 +33,7 @@ class LeakProbe(ProbeBase):
     donors: int
     seed: int = 0
     with_usual: bool = False  # whether Grad-CAM is among the sources
+    images: Sample = None
     holds: frozenset[int] = frozenset()  # the numbers of the images that donors are drawn from
     held: Donors | None = None  # those images, once they are drawn
     key: str = "leak"

@@ -14,13 +14,24 @@ from sufficit.data.batch import Sample
 from sufficit.errors import UserError
 from sufficit.metrics.column import Column, Heading
 from sufficit.metrics.columns import HEADINGS, METRICS, column_of, heading_of
-from sufficit.metrics.metric import AnyMetric, CellMetric, MapMetric, Metric, Schedule
+from sufficit.metrics.metric import (
+    AnyMetric,
+    CellMetric,
+    DerivedMetric,
+    MapMetric,
+    Metric,
+    RedrawnMetric,
+    Schedule,
+    SeenMetric,
+)
 from sufficit.perturbation.fills import FILLS
 from sufficit.perturbation.masked_model import Fill, MaskedModel
 from sufficit.probes.band import BandProbe
 from sufficit.probes.cells import CellProbe
 from sufficit.probes.maps import MapProbe
 from sufficit.probes.probe import Condition, Probe
+from sufficit.probes.seen import RedrawnProbe, SeenProbe
+from sufficit.sources import Method
 
 HELD_OUT, TWIN = "held_out", "twin"  # keys
 FEW = 8  # masks per image of the held-out fill, where nobody asked for more
@@ -43,8 +54,18 @@ class Scoring:
         return [
             column_of(name, metric, self.schedule)
             for name, metric in self.metrics.items()
-            if isinstance(metric, Metric)
+            if isinstance(metric, Metric) and metric.fill is None
         ]
+
+    @property
+    def filled(self) -> dict[str, list[Column]]:
+        """The columns of bands that have a fill of their own, by fill."""
+        found: dict[str, list[Column]] = {}
+        for name, metric in self.metrics.items():
+            if isinstance(metric, Metric) and metric.fill is not None:
+                column = column_of(name, metric, self.schedule)
+                found.setdefault(metric.fill, []).append(column)
+        return found
 
     @property
     def cells(self) -> dict[str, CellMetric]:
@@ -55,6 +76,16 @@ class Scoring:
     def maps(self) -> dict[str, MapMetric]:
         """The columns of the heatmap alone."""
         return {n: one for n, one in self.metrics.items() if isinstance(one, MapMetric)}
+
+    @property
+    def seen(self) -> dict[str, SeenMetric]:
+        """The columns of the image through the heatmap."""
+        return {n: one for n, one in self.metrics.items() if isinstance(one, SeenMetric)}
+
+    @property
+    def redrawn(self) -> dict[str, RedrawnMetric]:
+        """The columns that draw each heatmap again."""
+        return {n: one for n, one in self.metrics.items() if isinstance(one, RedrawnMetric)}
 
 
 @dataclass(frozen=True)
@@ -121,7 +152,7 @@ def column_probes(
     for model in models:
         first = not model.key
         own = columns if first else [_under(column, model) for column in repeated]
-        if not first and not own and not scoring.cells:
+        if not first and not own and not scoring.cells and not scoring.seen:
             raise UserError(
                 f"{', '.join(scoring.metrics)} ask the model nothing, so that no fill or twin"
                 " changes them: add a column such as msi, or give one fill"
@@ -139,6 +170,11 @@ def column_probes(
             found.append(probe)
         if scoring.cells:
             found.append(_cell_probe(scoring, model))
+        if scoring.seen:
+            found.append(_seen_probe(scoring, model))
+    for fill, some in scoring.filled.items():
+        asked = replace(models[0].asked, fill=fill)
+        found.append(band_probe(scoring, AskedModel(asked, f"with {fill}", fill), some, end=""))
     if scoring.maps:
         headings = {name: heading_of(name, one) for name, one in scoring.maps.items()}
         found.append(MapProbe(scoring.maps, scoring.schedule, headings))
@@ -152,13 +188,17 @@ def band_probe(
     *,
     most: int | None = None,
     images: Sample = None,
+    end: str | None = None,
 ) -> BandProbe:
-    """Return the probe of some columns under a condition; `most` takes the place of the calls."""
+    """Return the probe of some columns under a condition; `most` takes the place of the calls.
+
+    `end` is that of its columns' names, where it is not the key.
+    """
     probe = BandProbe(
         asked=model.asked,
         columns=tuple(columns),
         key=model.key,
-        end=model.key,
+        end=model.key if end is None else end,
         most=scoring.calls if most is None else most,
         seed=scoring.seed,
         images=images,
@@ -191,20 +231,42 @@ def _under(column: Column, model: AskedModel) -> Column:
 
 
 def _cell_probe(scoring: Scoring, model: AskedModel) -> CellProbe:
-    end = f"_{model.key}" if model.key else ""
-    headings = {}
-    for name, metric in scoring.cells.items():
-        heading = heading_of(name, metric)
-        words = heading.under(model.words, model.key, "") if end else heading
-        headings[name + end] = words
+    end = _end_of(model)
     return CellProbe(
         asked=model.asked,
         metrics=scoring.cells,
-        headings=headings,
+        headings=_headings_under(scoring.cells, model),
         key=f"cells{end}",
         end=end,
         seed=scoring.seed,
     )
+
+
+def _seen_probe(scoring: Scoring, model: AskedModel) -> SeenProbe:
+    end = _end_of(model)
+    headings = _headings_under(scoring.seen, model)
+    return SeenProbe(model.asked, scoring.seen, headings, key=f"seen{end}", end=end)
+
+
+def redrawn_probe(scoring: Scoring, model: AskedModel, sources: Sequence[Method]) -> RedrawnProbe:
+    """Return the probe of the columns that draw the maps of methods again."""
+    headings = _headings_under(scoring.redrawn, model)
+    return RedrawnProbe(model.asked, tuple(sources), scoring.redrawn, headings)
+
+
+def _end_of(model: AskedModel) -> str:
+    """The end of a column's name under a condition."""
+    return f"_{model.key}" if model.key else ""
+
+
+def _headings_under(metrics: Mapping[str, AnyMetric], model: AskedModel) -> dict[str, Heading]:
+    """The headings of columns under a condition."""
+    end = _end_of(model)
+    found = {}
+    for name, metric in metrics.items():
+        heading = heading_of(name, metric)
+        found[name + end] = heading.under(model.words, model.key, "") if end else heading
+    return found
 
 
 @dataclass(frozen=True)
@@ -218,7 +280,7 @@ class Derived:
     @property
     def heading(self) -> Heading:
         """What tables say of it."""
-        return HEADINGS[self.name]
+        return heading_of(self.name)
 
 
 def derived_columns(models: Sequence[AskedModel], *, held_out: bool) -> list[Derived]:
@@ -231,6 +293,15 @@ def derived_columns(models: Sequence[AskedModel], *, held_out: bool) -> list[Der
         names = (MSI, f"{MSI}_{HELD_OUT}")
         found.append(Derived("fill_drop", names, lambda values: values[:, 0] - values[:, 1]))
     return found
+
+
+def derived_metrics(scoring: Scoring) -> list[Derived]:
+    """Return the columns that are computed from others, under the first condition."""
+    return [
+        Derived(name, metric.of, metric.formula)
+        for name, metric in scoring.metrics.items()
+        if isinstance(metric, DerivedMetric)
+    ]
 
 
 def groups_of(models: Sequence[AskedModel]) -> dict[str, tuple[str, ...]]:

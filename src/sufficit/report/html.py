@@ -13,8 +13,8 @@ from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup
 
 from sufficit import plots
-from sufficit.metrics import leakage
 from sufficit.metrics.columns import HEADINGS, ZERO_LINE
+from sufficit.metrics.leakage import leaks
 from sufficit.perturbation.bands import EVERYTHING
 from sufficit.provenance import plain
 from sufficit.report import interpretation as words
@@ -73,7 +73,7 @@ def render(content: Content) -> str:
         main=main,
         heading=content.heading,
         alphas=alphas,
-        leaks=lambda method: leakage.leaks(content.summaries[method]),
+        leaks=lambda method: leaks(content.summaries[method]),
         verdict=verdict(content),
         badges=badges(content),
         groups_words=groups_words(content),

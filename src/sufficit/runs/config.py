@@ -37,8 +37,8 @@ FEW_DONORS = 4  # where masks are sampled on more than FEW images
 FEW = 200  # images up to which a mask has the many donors
 CHECKS = {
     "controls": "score maps that ignore the image, which any method must beat",
-    "fill": "MSI on few masks under a fill that is not among --fills",
-    "leak": "does the shape of a mask reveal the class?",
+    "fill": "MSI on few masks under a fill that is not among --fills, on up to 5,000 images",
+    "leak": "does the shape of a mask reveal the class? On up to 5,000 images",
     "alpha-curve": "MSI over alpha_min on up to 16 images",
     "regions": "how many separate parts of a mask suffice alone?",
     "head": "do the maps change when the output layer is made random? On 8 images",
@@ -86,7 +86,7 @@ class RunConfig:
         shown=FIRST,
     )
     images: int | None = _input(
-        None, "Score a random subset of so many images. Default: all.", least=1, shown=FIRST
+        None, "Score a random subset of N images. Default: all.", least=1, shown=FIRST
     )
     quick: bool = _input(
         False, f"A first look: {QUICK_WORDS}, where you do not say otherwise.", shown=FIRST
@@ -147,8 +147,8 @@ class RunConfig:
     calls: int | Literal["auto", "exact"] = _scoring(
         "auto",
         "Masks per image and source: a number (drawn by seed; means stay unbiased), or exact."
-        f" auto: what {BUDGET:,} forward passes allow, at least {SAMPLED}; the fewest from"
-        f" {MANY:,} images on.",
+        f" auto: as many as {BUDGET:,} forward passes allow, {SAMPLED} or more. From {MANY:,}"
+        " images on, and with --within: the fewest.",
     )
     within: float | None = _scoring(
         None,
@@ -256,15 +256,30 @@ class RunConfig:
         """
         calls = self.calls
         if calls == "auto":
-            # The mean of many images is precise with the fewest masks.
-            wanted = SAMPLED if n < MANY else least
-            wanted = max(wanted, least, BUDGET // (n * max(sources, 1)))
-            calls = "exact" if wanted >= masks else wanted
+            # A run that stops once it is certain gains more from images than from masks.
+            many = n >= MANY or self.within is not None
+            calls = calls_for(n, sources, masks=masks, least=least, many=many)
         donors = self.donors
         if donors is None:
             is_sampled = isinstance(calls, int) and n > FEW
             donors = FEW_DONORS if is_sampled else DONORS
         return replace(self, calls=calls, donors=donors)
+
+
+def calls_for(
+    images: int, sources: int, *, masks: int, least: int, many: bool
+) -> int | Literal["exact"]:
+    """Return the masks per image and source of a run, where they are not given.
+
+    With `many` images the fewest do. They depend on numbers alone, not on the machine, so that a
+    run can be resumed elsewhere.
+
+    >>> [calls_for(n, 7, masks=354, least=18, many=n >= 10_000) for n in (4, 8, 500, 50_000)]
+    ['exact', 178, 26, 18]
+    """
+    wanted = least if many else SAMPLED
+    wanted = max(wanted, least, BUDGET // (images * max(sources, 1)))
+    return "exact" if wanted >= masks else wanted
 
 
 @dataclass(frozen=True)
@@ -280,17 +295,17 @@ class Workers:
     def __post_init__(self) -> None:
         count = self.count
         if count is not None and (type(count) is not int or count < 1):
-            raise UserError(f"workers must be 1 or more, got {count!r}: raise it")
+            raise UserError(f"workers must be 1 or more, got {count!r}")
         bounds = {"cpus": self.cpus, "gpus": self.gpus, "unit_timeout": self.unit_timeout}
         for name, value in bounds.items():
             if value is None:
                 continue
             if type(value) not in (int, float):
-                raise UserError(f"{name} must be a number, got {value!r:.100}: change it")
+                raise UserError(f"{name} must be a number, got {value!r:.100}")
             zero_is_fine = name == "gpus"
             if not (0 < value < math.inf or (zero_is_fine and value == 0)):
                 bound = "0 or more" if zero_is_fine else "more than 0"
-                raise UserError(f"{name} must be {bound}, got {value}: raise it")
+                raise UserError(f"{name} must be {bound}, got {value}")
         address = self.address
         if address is None or address == "auto":
             return
@@ -431,11 +446,11 @@ def _converted(name: str, value: Any, hint: Any) -> Any:
             shown = "a value too large to show"
         if len(shown) > 200:
             shown = f"{shown[:200]}..."
-        raise UserError(f"{name} must be {' or '.join(words)}, got {shown}: change it")
+        raise UserError(f"{name} must be {' or '.join(words)}, got {shown}")
     if about["least"] is not None and not found >= about["least"]:  # NaN neither
-        raise UserError(f"{name} must be {about['least']} or more, got {found}: raise it")
+        raise UserError(f"{name} must be {about['least']} or more, got {found}")
     if about["most"] is not None and found > about["most"]:
-        raise UserError(f"{name} must be {about['most']} or less, got {found:.3g}: lower it")
+        raise UserError(f"{name} must be {about['most']} or less, got {found:.3g}")
     return found
 
 

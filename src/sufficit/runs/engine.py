@@ -85,6 +85,8 @@ def score_unit(job: Job, unit: Unit, following: Unit | None = None) -> Rows:
     # After all probes: a derived column may read those of several.
     for derived in job.derived:
         for source, columns in rows.values.items():
+            if not columns.keys() >= {*derived.of}:
+                continue  # of a probe that looked at no image of this unit
             value = derived.compute(stacked(columns, derived.of))
             rows.add({source: {derived.name: value}}, range(len(batch)))
     return rows

@@ -32,7 +32,7 @@ from sufficit.errors import UserError, warn_user
 from sufficit.evaluation import schedules_for
 from sufficit.files import place
 from sufficit.metrics.columns import ZERO_LINE, check_metrics, metrics_named
-from sufficit.metrics.metric import AnyMetric, MapMetric, Schedule
+from sufficit.metrics.metric import AnyMetric, MapMetric, RedrawnMetric, Schedule
 from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.masked_model import MaskedModel
 from sufficit.perturbation.predict import check_batch_size
@@ -525,7 +525,9 @@ def _model_digest(classifier: Classifier) -> str:
 
 def _metric_digest(metric: AnyMetric) -> str:
     """Return a digest of the code of a column of the user's."""
-    return identity_of(metric.measure if isinstance(metric, MapMetric) else metric.formula)
+    if isinstance(metric, MapMetric | RedrawnMetric):
+        return identity_of(metric.measure)
+    return identity_of(metric.formula)
 
 
 def _digest(value: Any) -> str:

@@ -60,7 +60,7 @@ def images_in(paths: Sequence[Path]) -> ImageSource:
         elif path.is_file():
             found.append(ImageFile(str(path), path.name, None, version=version_of(path)))
         else:
-            raise UserError(f"no image file or folder at {path}: check the path")
+            raise UserError(f"no image file or folder at {path}")
     twice = [name for name, count in Counter(i.name for i in found).items() if count > 1]
     if twice:
         raise UserError(f"two images are called {twice[0]}: give the folder above them instead")

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from sufficit.data.batch import Sample
 from sufficit.explainers.region_search import FILLS as SEARCHED_FILLS
 from sufficit.metrics.column import Column, Heading
 from sufficit.metrics.columns import ALPHA_GRID, METRICS
@@ -24,7 +25,9 @@ from sufficit.probes.standard import (
     asked_models,
     column_probes,
     derived_columns,
+    derived_metrics,
     held_out_probe,
+    redrawn_probe,
 )
 from sufficit.runs.config import DONORS
 from sufficit.sources import Method
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 
 HELD_OUT_FILLS = ("blur", "mean", "noise")  # the first that nothing else uses
 ALPHA_CURVE = "msi_alpha"
+CHECKED = 5_000  # images with leakage and the held-out fill: these checks need no more
 # The most images that a check of a sample looks at: what each costs is in `CHECKS`.
 CURVE_IMAGES = 16
 CEILING_IMAGES = 64
@@ -49,20 +53,24 @@ def probes_of(job: "Job") -> list[Probe]:
     scored = MSI in job.scoring.metrics
     models = models_of(job)
     found = column_probes(job.scoring, models)
+    # Only methods draw again, for other images or another output layer.
+    drawing = tuple(one for one in job.sources if isinstance(one, Method))
+    if job.scoring.redrawn:
+        found.append(redrawn_probe(job.scoring, models[0], drawing))
+    checked = job.sample(CHECKED) if len(job.entries) > CHECKED else None
     fill = held_out_fill(job)
     if "fill" in checks and scored and fill is not None:
-        found.append(held_out_probe(job.scoring, _asked(job, fill), fill, few=True))
+        asked = _asked(job, fill)
+        found.append(held_out_probe(job.scoring, asked, fill, few=True, images=checked))
     if "alpha-curve" in checks and scored and job.config.alpha_min != "search":
         found += _alpha_curve(job, models[0], after=found)
     # A donor is another image: one image has none.
     if "leak" in checks and len(job.entries) > 1:
-        found.append(_leak(job, models[0].asked))
+        found.append(_leak(job, models[0].asked, checked))
     if "regions" in checks:
         found.append(PartsProbe(models[0].asked, job.schedule.alpha_min))
     if "ceiling" in checks and scored:
         found.append(_ceiling(job))
-    # Only methods draw again for another output layer: files and functions are what they are.
-    drawing = tuple(one for one in job.sources if isinstance(one, Method))
     if "head" in checks and drawing:
         images = job.sample(HEAD_IMAGES)
         found.append(HeadProbe(job.classifier, drawing, job.config.seed, images))
@@ -71,10 +79,11 @@ def probes_of(job: "Job") -> list[Probe]:
 
 def derived_of(job: "Job") -> list[Derived]:
     """Return the columns that are computed from those of the probes."""
+    found = derived_metrics(job.scoring)
     if MSI not in job.scoring.metrics:
-        return []
+        return found
     held_out = "fill" in job.config.wanted_checks and held_out_fill(job) is not None
-    return derived_columns(models_of(job), held_out=held_out)
+    return found + derived_columns(models_of(job), held_out=held_out)
 
 
 def models_of(job: "Job") -> list[AskedModel]:
@@ -129,7 +138,7 @@ def _alpha_curve(job: "Job", model: AskedModel, after: list[Probe]) -> list[Prob
     return [replace(curve, images=job.sample(most))]
 
 
-def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
+def _leak(job: "Job", asked: MaskedModel, images: Sample) -> LeakProbe:
     """Return the probe of leakage, with the images it holds."""
     labels = torch.from_numpy(job.entries.labels())
     pool = draw_pool(labels, POOL, job.config.seed)
@@ -139,6 +148,7 @@ def _leak(job: "Job", asked: MaskedModel) -> LeakProbe:
         donors=job.config.donors or DONORS,
         seed=job.config.seed,
         with_usual=any(source.name == USUAL for source in job.sources),
+        images=images,
         holds=frozenset(pool),
     )
 

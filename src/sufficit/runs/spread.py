@@ -1,11 +1,8 @@
 """Units are computed one after the other in this process, or elsewhere; a bar shows how far."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain, pairwise
-
-import torch
 
 from sufficit.data.loader import Unit
 from sufficit.data.manifest import Units
@@ -14,7 +11,6 @@ from sufficit.runs.job import Job
 from sufficit.runs.stopping import Stopping
 from sufficit.runs.store import Store
 from sufficit.runs.unit_rows import Rows
-from sufficit.turns import can_take_turns, in_turns
 
 Score = Callable[[Unit, Unit | None], Rows]
 """Computes the rows of a unit; the second one is the unit that comes next."""
@@ -94,7 +90,7 @@ class UnitProgress:
     def done(self, images: int) -> None:
         """Move the bar to the end of a unit."""
         self.before += images
-        self.inside = max(0.0, self.inside - images)  # of the unit after it some may have passed
+        self.inside = 0.0
         self._show(self.before)
 
     def _show(self, value: float) -> None:
@@ -105,22 +101,7 @@ class UnitProgress:
 def in_this_process(
     job: Job, store: Store, score: Score, units: Collection[Unit]
 ) -> Iterator[Rows]:
-    """Compute units in this process, in order; the next one is read meanwhile.
-
-    On a GPU two are computed in turns: it waits for no Python, and Python not for it.
-    """
-
-    def compute(pair: tuple[Unit | None, Unit | None]) -> Rows:
-        unit, following = pair
+    """Compute units one after the other; the next one is read meanwhile."""
+    for unit, following in pairwise(chain(units, [None])):
         assert unit is not None  # None is the last
-        return score(unit, following)
-
-    pairs = pairwise(chain(units, [None]))
-    device = torch.device(job.device)
-    if not can_take_turns(device):
-        yield from map(compute, pairs)
-        return
-    with ExitStack() as stack:
-        for model in filter(None, (job.classifier, job.twin)):
-            stack.enter_context(model.in_eval_mode())  # for all units: modes belong to the model
-        yield from in_turns(compute, pairs, device)
+        yield score(unit, following)

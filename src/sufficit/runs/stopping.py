@@ -5,8 +5,8 @@ method's MSI is narrow enough. It looks at widths alone, never at means. So as t
 interval at the end holds the mean as often as an interval of a number of images fixed in advance
 (Chow and Robbins 1965). Rare events break this for few images: while none is met, the mean is too
 high and the interval too narrow, and the run would stop just then. So the width that decides is
-that of the images and a few that nobody met, at both ends of the scale. benchmarks/stopping.py has
-what was measured.
+that of the images and a few that nobody met, at both ends of the scale.
+benchmarks/README.md has what was measured.
 """
 
 import numpy as np

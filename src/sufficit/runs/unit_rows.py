@@ -51,6 +51,8 @@ class Rows:
 
     def add(self, found: SourceRows, places: Sequence[int]) -> None:
         """Add what a probe found of the images in some rows."""
+        rows = torch.tensor(list(places), dtype=torch.long)
+        is_whole = len(places) == len(self)  # places rise
         for source, columns in found.items():
             for name, values in columns.items():
                 if name.startswith(ANSWERS):
@@ -63,6 +65,8 @@ class Rows:
                     count = (~drawn.isnan()).sum(0).double()
                     self.curves.setdefault(source, {})[name] = torch.stack([total, count])
                 else:
-                    column = torch.full((len(self),), torch.nan, dtype=torch.float64)
-                    column[list(places)] = values.double().cpu()
+                    column = values.double().cpu()
+                    if not is_whole:
+                        blank = torch.full((len(self),), torch.nan, dtype=torch.float64)
+                        column = blank.index_copy(0, rows, column)
                     self.values.setdefault(source, {})[name] = column

@@ -177,11 +177,20 @@ def sanity_check(
 ) -> SanityReport:
     """Compare each method's heatmaps with those for a randomised copy of the model.
 
-    The copy's layers are re-initialised from the output downwards, in at most `steps` blocks, or
-    only the first `done` of them. The targets stay those given, or the original model's
-    predictions. The model itself does not change. An adapter must belong to the model; it then
-    reads the features of the copies. Of the methods in `orders` the order of all pixels is
-    compared, which is what a fit cuts, in place of the heatmap.
+    The copy's layers are re-initialised block by block, from the output to the input. The model
+    itself does not change.
+
+    - `classifier`: the model; `images`: floats in 0..1, [N,C,H,W].
+    - `targets`: the class of each image, [N]. Without them, the original model's predictions.
+    - `methods`: names, or a dict of names, functions and adapters. An adapter must belong to the
+      model; it then reads the features of the copies.
+    - `steps`: most blocks; `done`: re-initialise only so many of them.
+    - `threshold`: a method is insensitive if its rank correlation stays at or above it.
+    - `layer`: the feature layer, named as in model.named_modules().
+    - `batch_size`: images per forward pass; chosen for the device if left out.
+    - `seed`: of the new weights, and of methods that draw random numbers.
+    - `progress`: a bar; by default when the work takes long in a terminal.
+    - `orders`: methods of which the order of all pixels is compared, in place of the heatmap.
     """
     check_classifier(classifier)
     check_images(images)

@@ -20,7 +20,6 @@ from sufficit.perturbation.heatmaps import resize
 from sufficit.perturbation.masked_model import MaskedModel, whole_images
 from sufficit.perturbation.predict import queued, whole_values
 from sufficit.perturbation.predictions import ViewPredictions
-from sufficit.turns import mark, wait_for
 
 THOUSANDTHS = (
     *(20, 30, 40, 60, 80, 100, 125, 150, 180, 210, 250, 290, 330, 380, 430, 480, 540, 600, 660),
@@ -28,8 +27,11 @@ THOUSANDTHS = (
 )
 SIZES = tuple(size / 1000 for size in THOUSANDTHS)
 PARTS = (*map(top, SIZES), *map(all_but_top, SIZES), top(0.0), EVERYTHING)
-REGION, REST = slice(0, len(SIZES)), slice(len(SIZES), 2 * len(SIZES))
-NOTHING, ALL = 2 * len(SIZES), 2 * len(SIZES) + 1
+# The places of PARTS: the regions of all sizes, what they leave, an empty and a whole image.
+REGION = slice(0, len(SIZES))
+REST = slice(len(SIZES), 2 * len(SIZES))
+NOTHING = 2 * len(SIZES)
+ALL = 2 * len(SIZES) + 1
 Found = TypeVar("Found")
 _MASK_ELEMENTS = 2**28  # of masks that are made at a time
 UNASKED = -3  # in place of a class; predictions.py has the other such numbers
@@ -55,9 +57,12 @@ class Asked:
         return self.known[..., :ALL].sum((1, 2))
 
     def with_unseen(self, fill: str) -> "Asked":
-        """The same with a further fill, with which only the whole image is known."""
-        named, confidences = (one[:, :1].clone() for one in (self.named, self.confidences))
-        named[..., :ALL], confidences[..., :ALL] = UNASKED, torch.nan
+        """Return the same with a further fill, with which only the whole image is known."""
+        # Any fill's answers about the whole image: nothing of it is hidden.
+        named = self.named[:, :1].clone()
+        confidences = self.confidences[:, :1].clone()
+        named[..., :ALL] = UNASKED
+        confidences[..., :ALL] = torch.nan
         return Asked(
             fills=(*self.fills, fill),
             named=torch.cat([self.named, named], dim=1),
@@ -66,13 +71,13 @@ class Asked:
         )
 
     def rows(self, some: Sequence[int]) -> "Asked":
-        """Those of some of the images."""
+        """Return the answers about some of the images."""
         places = list(some)
         return replace(self, named=self.named[places], confidences=self.confidences[places])
 
     @staticmethod
     def joined(parts: "Sequence[Asked]") -> "Asked":
-        """Those of several batches, one after the other."""
+        """Return the answers about several batches, one after the other."""
         return replace(
             parts[0],
             named=torch.cat([part.named for part in parts]),
@@ -93,11 +98,11 @@ class Parts:
     def of(
         cls, model: Classifier, batch: Batch, order: Tensor, batch_size: int | None = None
     ) -> "Parts":
-        """The parts by an order at any size: [N,h,w]."""
+        """Return the parts by an order at any size: [N,h,w]."""
         return cls(model, batch, ranks(resize(order, batch.size)), batch_size)
 
     def unasked(self, fills: Sequence[str]) -> Asked:
-        """The whole images, which are known, and no other part."""
+        """Return the whole images, which are known, and no other part."""
         whole = whole_images(self.model, self.batch)
         shape = (len(self.batch), len(fills), len(PARTS))
         named = torch.full(shape, UNASKED, dtype=torch.int32, device="cpu")
@@ -122,14 +127,14 @@ class Parts:
         All parts of all images go to the model at once, fill by fill.
         """
         targets = self.batch.targets.cpu()
-        found = []
+        answers = []
         for number, fill in enumerate(asked.fills):
             masked = MaskedModel(self.model, fill, self.batch_size)
             step = max(1, _MASK_ELEMENTS // self.places[0].numel())
-            for some in wanted[:, number].nonzero().split(step):
-                if not len(some):
+            for chunk in wanted[:, number].nonzero().split(step):
+                if not len(chunk):
                     continue
-                rows, parts = some.unbind(1)
+                rows, parts = chunk.unbind(1)
                 views = masked.views(
                     self.batch.images,
                     self._masks(rows, parts),
@@ -138,11 +143,11 @@ class Parts:
                     whole=self._values,
                 )
                 places = (rows, torch.full_like(rows, number), parts)
-                found.append((places, views.queued_for_cpu()))
-        return Coming(asked, found)
+                answers.append((places, views.queued_for_cpu()))
+        return Coming(asked, answers, self.model.device)
 
     def _masks(self, rows: Tensor, parts: Tensor) -> Tensor:
-        """The pixels of some parts: [T], [T] -> bool [T,H,W]."""
+        """Return the pixels of some parts: [T], [T] -> bool [T,H,W]."""
         places = self.places[queued(rows, self.places.device)]
         spans = self.spans[queued(parts, self.places.device)]
         first, last = spans[:, :, None, None].unbind(1)
@@ -153,15 +158,22 @@ class Coming:
     """Answers that the model's device is computing, and those known before."""
 
     def __init__(
-        self, asked: Asked, found: list[tuple[tuple[Tensor, Tensor, Tensor], ViewPredictions]]
+        self,
+        asked: Asked,
+        found: list[tuple[tuple[Tensor, Tensor, Tensor], ViewPredictions]],
+        device: torch.device,
     ) -> None:
         self.asked = asked
         self.found = found
-        self.ready = mark()
+        # Marks the end of what the GPU has been given for these answers.
+        self.ready = torch.cuda.Event() if device.type == "cuda" else None
+        if self.ready is not None:
+            self.ready.record()
 
     def arrived(self) -> Asked:
         """Wait for the answers, and return all that is known."""
-        wait_for(self.ready)
+        if self.ready is not None:
+            self.ready.synchronize()
         named = self.asked.named.clone()
         confidences = self.asked.confidences.clone()
         for places, views in self.found:

@@ -77,34 +77,42 @@ class Certificate:
     @property
     def sentence(self) -> str:
         """The certificate in words."""
-        asked = [one for one in self.fills if one.asked]
+        asked = [around for around in self.fills if around.asked]
         if self.needed is not None:
             return self._in_shares(asked, self.needed)
         if not self.enough:
-            fills = _listed([one.fill for one in asked])
-            found = f"No region of this map is enough for {self.target} with {fills}"
-            return f"{found}: the region is the whole image."
-        seen = [f"{one.fill} around it ({one.region.confidence:.2f})" for one in asked]
-        found = f"{percent(self.share)} of this image is enough: the model says {self.target} with"
-        found = f"{found} {_listed(seen)}; without it, {_without(asked, self.target)}."
-        for one in self.fills:
-            if not one.asked and not one.region.is_target:
-                found += f" With {one.fill}, which was not asked, it says {one.region.name}."
-        return found
+            fills = _listed([around.fill for around in asked])
+            return (
+                f"No region of this map is enough for {self.target} with {fills}: the region is"
+                " the whole image."
+            )
+        regions = [f"{around.fill} around it ({around.region.confidence:.2f})" for around in asked]
+        sentence = (
+            f"{percent(self.share)} of this image is enough: the model says {self.target} with"
+            f" {_listed(regions)}; without it, {_without(asked, self.target)}."
+        )
+        # A fill that chose no size may disagree: the sentence says so.
+        for around in self.fills:
+            if not around.asked and not around.region.is_target:
+                said = around.region.name
+                sentence += f" With {around.fill}, which was not asked, it says {said}."
+        return sentence
 
     @property
     def caption(self) -> tuple[str, str, str]:
         """The certificate in three short lines, to be written below a picture."""
-        asked = [one for one in self.fills if one.asked]
-        seen = ", ".join(f"{one.region.confidence:.2f} with {one.fill}" for one in asked)
+        asked = [around for around in self.fills if around.asked]
+        regions = [f"{around.region.confidence:.2f} with {around.fill}" for around in asked]
+        alone = f"alone: {', '.join(regions)}"
         if self.target == SCORE:
-            left = ", ".join(f"{one.rest.confidence:.2f} with {one.fill}" for one in asked)
-            return self._title, f"alone: {seen}", f"without it: {left}"
+            rests = [f"{around.rest.confidence:.2f} with {around.fill}" for around in asked]
+            return self._title, alone, f"without it: {', '.join(rests)}"
         whole = f"whole image: {self.whole.name}, {self.whole.confidence:.2f}"
-        return self._title, f"alone: {seen}; {whole}", f"without it: {_without(asked, self.target)}"
+        return self._title, f"{alone}; {whole}", f"without it: {_without(asked, self.target)}"
 
     @property
     def _title(self) -> str:
+        """The first line of the caption."""
         if not self.enough:
             return f"No region of this map is enough for {self.target}"
         if self.needed is not None:
@@ -116,26 +124,31 @@ class Certificate:
         return "the" if self.target == SCORE else f"{self.target}'s"
 
     def _in_shares(self, asked: "Sequence[Around]", needed: float) -> str:
-        """The sentence where the model need not give the target for the region."""
-        found = ""
+        """Return the sentence where the model need not give the target for the region."""
+        first = ""
         if self.target != SCORE:
-            found = f"The model says {self.whole.name} of the whole image, not {self.target}"
-            found += f" ({self.whole.confidence:.2f}). "
+            first = (
+                f"The model says {self.whole.name} of the whole image, not {self.target}"
+                f" ({self.whole.confidence:.2f}). "
+            )
         keeps = f"{percent(needed)} of {self._owned} score above that of an empty image"
-        above = {one.fill: self.whole.confidence > one.nothing.confidence for one in asked}
         if self.enough:
-            seen = [f"{one.fill} around it ({one.region.confidence:.2f})" for one in asked]
-            left = [f"{one.fill} in its place ({one.rest.confidence:.2f})" for one in asked]
-            found += f"{percent(self.share)} of this image keeps {keeps}: with {_listed(seen)}"
-            return f"{found}; without it, with {_listed(left)}."
-        if all(above.values()):
-            fills = _listed([*above])
-            found += f"No region of this map keeps {keeps} with {fills}"
-            return f"{found}: the region is the whole image."
-        fills = _listed([fill for fill, is_above in above.items() if not is_above])
+            regions = [f"{one.fill} around it ({one.region.confidence:.2f})" for one in asked]
+            rests = [f"{one.fill} in its place ({one.rest.confidence:.2f})" for one in asked]
+            return (
+                f"{first}{percent(self.share)} of this image keeps {keeps}: with"
+                f" {_listed(regions)}; without it, with {_listed(rests)}."
+            )
+        low = [one.fill for one in asked if not self.whole.confidence > one.nothing.confidence]
+        if low:  # no region could keep a share of nothing
+            return (
+                f"{first}The whole image scores no more than an empty one with {_listed(low)}: the"
+                " region is the whole image."
+            )
+        fills = _listed([one.fill for one in asked])
         return (
-            f"{found}The whole image scores no more than an empty one with {fills}: the region is"
-            " the whole image."
+            f"{first}No region of this map keeps {keeps} with {fills}: the region is the whole"
+            " image."
         )
 
 
@@ -179,7 +192,7 @@ def certifying(
     wanted = torch.zeros_like(asked.known)
     wanted[..., NOTHING] = True
     for row, size in enumerate(_sizes_of(maps)):
-        if size is not None:
+        if size is not None:  # None: the region is the whole image, which is known
             wanted[row, :, [REGION.start + size, REST.start + size]] = True
     parts = Parts.of(model, batch, maps.maps, batch_size)
     full = yield parts.ask(asked, wanted & ~asked.known)
@@ -194,12 +207,13 @@ def certificates_of(
     asked = maps.asked
     sizes = _sizes_of(maps)
     passes = asked.passes.tolist()
-    found = []
+    made = []
     for row, target in enumerate(targets.tolist()):
         said = _said(model, target, asked.named[row], asked.confidences[row])
-        whole = said[0][ALL]
+        whole = said[0][ALL]  # the same with every fill: nothing is hidden
+        # As the fit has judged the image: by class, or by a share of the score.
         by_class = whole.is_target and model.score is None
-        found.append(
+        made.append(
             Certificate(
                 target=class_name(model, target),
                 share=float(maps.columns["fit_share"][row]),
@@ -214,23 +228,28 @@ def certificates_of(
                 needed=None if by_class else enough,
             )
         )
-    return found
+    return made
 
 
-def certificate_row(one: Certificate) -> dict[str, object]:
-    """A certificate as a row of a table."""
-    row: dict[str, object] = {"target": one.target, "share": one.share, "enough": one.enough}
-    row |= {"whole": one.whole.name, "whole_confidence": one.whole.confidence}
-    for around in one.fills:
+def certificate_row(proof: Certificate) -> dict[str, object]:
+    """Return a certificate as a row of a table."""
+    row: dict[str, object] = {
+        "target": proof.target,
+        "share": proof.share,
+        "enough": proof.enough,
+        "whole": proof.whole.name,
+        "whole_confidence": proof.whole.confidence,
+    }
+    for around in proof.fills:
         for part in ALONE:
             said: Said = getattr(around, part)
             row[f"{around.fill}_{part}"] = said.name
             row[f"{around.fill}_{part}_confidence"] = said.confidence
-    return row | {"passes": one.passes, "sentence": one.sentence}
+    return row | {"passes": proof.passes, "sentence": proof.sentence}
 
 
 def _unseen(asked: Sequence[str]) -> str:
-    """The first fill that the fit has not asked."""
+    """Return the first fill that the fit has not asked."""
     free = [fill for fill in UNSEEN if fill not in asked]
     if not free:
         raise unknown("fill that a fit leaves out", ", ".join(asked), FILLS)
@@ -238,29 +257,30 @@ def _unseen(asked: Sequence[str]) -> str:
 
 
 def _sizes_of(maps: Maps) -> list[int | None]:
-    """The number of the size that was chosen for each image; None where no size suffices."""
+    """Return the number of the size that was chosen for each image; None where no size suffices."""
+    # A float is not looked up: its thousandths are exact.
     thousandths = (1000 * maps.columns["fit_share"]).round().long().tolist()
-    return [THOUSANDTHS.index(one) if one in THOUSANDTHS else None for one in thousandths]
+    return [THOUSANDTHS.index(size) if size in THOUSANDTHS else None for size in thousandths]
 
 
 def _said(
     model: Classifier, target: int, named: Tensor, confidences: Tensor
 ) -> list[dict[int, Said]]:
-    """What was said of the parts of one image that were asked, fill by fill: [F,P], [F,P]."""
-    found = []
+    """Return what was said of the parts of one image that were asked, fill by fill: [F,P] twice."""
+    by_fill = []
     for numbers, values in zip(named.tolist(), confidences.tolist(), strict=True):
-        found.append(
+        by_fill.append(
             {
                 part: Said(class_name(model, number), number == target, values[part])
                 for part, number in enumerate(numbers)
                 if number != UNASKED  # most are not, and objects for them would cost time
             }
         )
-    return found
+    return by_fill
 
 
 def _around(fill: str, asked: bool, said: Mapping[int, Said], size: int | None) -> Around:
-    """What was said of the region, the rest and nothing, with one fill."""
+    """Return what was said of the region, the rest and nothing, with one fill."""
     nothing = said[NOTHING]
     if size is None:  # the region is the whole image
         return Around(fill, asked, said[ALL], nothing, nothing)
@@ -268,7 +288,7 @@ def _around(fill: str, asked: bool, said: Mapping[int, Said], size: int | None) 
 
 
 def _sizes(asked: Asked, said: Sequence[Mapping[int, Said]]) -> tuple[Size, ...]:
-    """The sizes of one image that were asked while one was chosen."""
+    """Return the sizes of one image that were asked while one was chosen."""
     chosen_with = [
         (fill, own) for fill, own in zip(asked.fills, said, strict=True) if fill != asked.unseen
     ]
@@ -276,27 +296,27 @@ def _sizes(asked: Asked, said: Sequence[Mapping[int, Said]]) -> tuple[Size, ...]
     def of(part: int) -> dict[str, Said]:
         return {fill: own[part] for fill, own in chosen_with if part in own}
 
-    found = []
+    sizes = []
     for number, share in enumerate(SIZES):
         region = of(REGION.start + number)
         rest = of(REST.start + number)
         if region or rest:
-            found.append(Size(share, region, rest))
-    return tuple(found)
+            sizes.append(Size(share, region, rest))
+    return tuple(sizes)
 
 
 def class_name(model: Classifier, number: int) -> str:
-    """The name of a class, or its number; a model that gives NaN names none."""
+    """Return the name of a class, or its number; a model that gives NaN names none."""
     if model.score is not None:
         return SCORE if number >= 0 else "less than half of it"
     if number < 0:
         return "nothing"
-    known = model.classes or ()
-    return known[number] if number < len(known) else f"class {number}"
+    names = model.classes or ()
+    return names[number] if number < len(names) else f"class {number}"
 
 
 def percent(share: float) -> str:
-    """A share of an image in words.
+    """Return a share of an image in words.
 
     >>> percent(0.02), percent(0.125), percent(0.9)
     ('2%', '12.5%', '90%')
@@ -305,18 +325,18 @@ def percent(share: float) -> str:
 
 
 def _without(asked: Sequence[Around], target: str) -> str:
-    """What the model says of the rest: one class, or several with their fills."""
+    """Return what the model says of the rest: one class, or several with their fills."""
     fills: dict[str, list[str]] = {}
-    for one in asked:
-        name = f"still {target}" if one.rest.is_target else one.rest.name
-        fills.setdefault(name, []).append(one.fill)
+    for around in asked:
+        name = f"still {target}" if around.rest.is_target else around.rest.name
+        fills.setdefault(name, []).append(around.fill)
     if len(fills) == 1:
         return next(iter(fills))
-    return ", ".join(f"{name} with {_listed(some)}" for name, some in fills.items())
+    return ", ".join(f"{name} with {_listed(alike)}" for name, alike in fills.items())
 
 
 def _listed(words: Sequence[str]) -> str:
-    """Words in a sentence.
+    """Return words in a sentence.
 
     >>> _listed(["black", "blur", "noise"])
     'black, blur and noise'

@@ -47,7 +47,7 @@ class Cut(SourceBase):
         return replace(inner, columns={}, shares=shares, asked=None)
 
     def methods(self) -> list[Method]:
-        """Those of the source."""
+        """Return the methods that the source reads."""
         return self.source.methods()
 
     def check(self, model: Classifier, names: Sequence[str]) -> None:
@@ -55,11 +55,11 @@ class Cut(SourceBase):
         self.source.check(model, names)
 
     def digest(self) -> str:
-        """The source and the share."""
+        """Return the source and the share."""
         return f"{self.source.digest()}, cut at {self.share}"
 
     def facts(self) -> SourceFacts:
-        """Those of the source."""
+        """Return the facts of the source: a cut costs nothing."""
         return self.source.facts()
 
     def close(self) -> None:

@@ -38,7 +38,8 @@ from sufficit.sources.kinds import Maps, Method, Role, Source, SourceBase, Sourc
 # Regions that are enough with black and blur around them fail under noise, which they were not
 # asked with; the other way round mean colour is implied (experiments/lax/LOG.md has the rows).
 FILLS = ("black", "blur", "noise")
-WHOLE, UNDECIDED = len(SIZES), -1  # in place of the number of a size
+WHOLE = len(SIZES)  # in place of the number of a size: the whole image
+UNDECIDED = -1  # in place of the number of a size: more must be asked
 WIDE = 4  # sizes asked at a time; fewer save a tenth of the passes and take twice as many rounds
 USUAL = 15  # forward passes per image and fill that a choice usually takes
 _LOWEST = -(2**40)  # below any score
@@ -83,7 +84,7 @@ class Fitted(SourceBase):
             raise UserError(f"enough must be above 0 and at most 1, got {self.enough}: such as 0.9")
 
     def around(self, source: Source, name: str) -> "Fitted":
-        """The same around a source, under a name."""
+        """Return the same around a source, under a name."""
         role: Role = "control" if source.role == "control" else self.role
         return replace(self, source=source, name=name, role=role)
 
@@ -116,6 +117,7 @@ class Fitted(SourceBase):
         while True:
             enough, hopeless = self._judged(asked)
             enough = torch.where(by_class[..., None], asked.named == targets[:, None, None], enough)
+            # Where no part can be enough, nothing more need be known.
             known = asked.known | (hopeless & ~by_class)[..., None]
             chosen, wanted = next_parts(enough, known)
             wanted[..., NOTHING] = ~by_class & ~known[..., NOTHING]
@@ -125,31 +127,32 @@ class Fitted(SourceBase):
             asked = yield parts.ask(asked, wanted)
 
     def _judged(self, asked: Asked) -> tuple[Tensor, Tensor]:
-        """Whether a part keeps enough of the whole image's score above that of an empty image.
+        """Return whether each part keeps enough of the whole image's score: bool [N,F,P].
 
-        For each part, bool [N,F,P]; and whether none can, as the whole image scores no more than
-        an empty one: bool [N,F].
+        What counts is the score above that of an empty image. Also return whether no part can keep
+        enough, as the whole image scores no more than an empty one: bool [N,F].
         """
         values = asked.confidences.double()
-        empty, whole = values[..., NOTHING, None], values[..., ALL, None]
+        empty = values[..., NOTHING, None]
+        whole = values[..., ALL, None]
         reached = (values >= empty + self.enough * (whole - empty)) & (whole > empty)
         return reached, asked.known[..., NOTHING] & ~(whole > empty)[..., 0]
 
     def methods(self) -> list[Method]:
-        """Those of the source."""
-        found: list[Method] = self.source.methods()
-        return found
+        """Return the methods that the source reads."""
+        methods: list[Method] = self.source.methods()
+        return methods
 
     def check(self, model: Classifier, names: Sequence[str]) -> None:
         """Raise before a run for what the source cannot do."""
         self.source.check(model, names)
 
     def digest(self) -> str:
-        """The source, the fills and what is enough."""
+        """Return the source, the fills and what is enough."""
         return f"{self.source.digest()}, fitted with {self.fills} at {self.enough}"
 
     def facts(self) -> SourceFacts:
-        """Those of the source, with the passes of the fit."""
+        """Return the facts of the source, with the passes of the fit."""
         inner: SourceFacts = self.source.facts()
         own = len(self.fills) * (2 * len(SIZES) + 1)  # at most
         passes = inner.passes + own if isinstance(inner.passes, int) else f"{inner.passes} + {own}"
@@ -171,8 +174,10 @@ def next_parts(enough: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
     By the answers so far: bool [N,F,P] twice -> [N], bool [N,F,P]. Answers that are not known
     count as the best in the highest score that a size can have, and as the worst in the least.
     """
-    kept, rest = enough[..., REGION], enough[..., REST]
-    kept_known, rest_known = known[..., REGION], known[..., REST]
+    kept = enough[..., REGION]
+    rest = enough[..., REST]
+    kept_known = known[..., REGION]
+    rest_known = known[..., REST]
     fails = (kept_known & ~kept).any(1)
     suffices = (kept_known & kept).all(1)
     most = scores(kept | ~kept_known, rest & rest_known).masked_fill(fails, _LOWEST)
@@ -211,6 +216,6 @@ def scores(kept: Tensor, rest: Tensor) -> Tensor:
 
 
 def _with_neighbours(counts: Tensor) -> Tensor:
-    """The sum of each size and its two neighbours, the ends repeated: [N,B] -> [N,B]."""
+    """Return the sum of each size and its two neighbours, the ends repeated: [N,B] -> [N,B]."""
     wide = torch.cat([counts[:, :1], counts, counts[:, -1:]], dim=1)
     return wide[:, :-2] + wide[:, 1:-1] + wide[:, 2:]

@@ -47,17 +47,17 @@ class Maps(DrawnMaps):
     asked: Asked | None = None  # what the model said of the parts that a fit put to it
 
     def in_full(self, size: tuple[int, int]) -> "Maps":
-        """The same at the image's size: finished, or the order of a cut map with its shares."""
+        """Return the same at the image's size: finished maps, or orders with their shares."""
         maps = self.at(size) if self.shares is None else resize(self.maps, size)
         return replace(self, maps=maps, final=True)
 
     def with_shares(self) -> Iterator[tuple[Tensor, float | None]]:
-        """The map of each image, and its share if it is cut."""
+        """Return the map of each image, and its share if it is cut."""
         shares = [None] * len(self.maps) if self.shares is None else self.shares.tolist()
         return zip(self.maps, shares, strict=True)
 
     def rows(self, some: Sequence[int]) -> "Maps":
-        """Those of some of the images."""
+        """Return the maps of some of the images."""
         places = list(some)
         return Maps(
             maps=self.maps[places],
@@ -69,27 +69,28 @@ class Maps(DrawnMaps):
         )
 
     def to(self, device: str) -> "Maps":
-        """The same on another device."""
+        """Return the same on another device."""
         return Maps(
             maps=self.maps.to(device),
             final=self.final,
             columns={name: values.to(device) for name, values in self.columns.items()},
             notes={name: marks.to(device) for name, marks in self.notes.items()},
             shares=None if self.shares is None else self.shares.to(device),
-            asked=self.asked,
+            asked=self.asked,  # it is read on the CPU, wherever the maps are
         )
 
     def marks(self, kind: str) -> Tensor:
-        """Which images have a kind of note: bool [N]."""
+        """Return which images have a kind of note: bool [N]."""
         return self.notes.get(kind, torch.zeros(len(self.maps), dtype=torch.bool))
 
     @staticmethod
     def joined(parts: Sequence["Maps"], size: tuple[int, int]) -> "Maps":
-        """Those of several batches, one after the other."""
+        """Return the maps of several batches, one after the other."""
         first = parts[0]
         shares = [part.shares for part in parts if part.shares is not None]
         asked = [part.asked for part in parts if part.asked is not None]
         kinds = dict.fromkeys(kind for part in parts for kind in part.notes)
+        # A file may hold maps of several sizes: they can be joined at the image's size alone.
         if len({(part.maps.shape[1:], part.final) for part in parts}) > 1:
             parts = [part.in_full(size) for part in parts]
         return Maps(
@@ -141,10 +142,10 @@ class Source(Protocol):
         """Tell it from another source of the same name: a run is resumed with the same ones."""
 
     def facts(self) -> SourceFacts:
-        """What results record of it."""
+        """Return what results record of it."""
 
     def methods(self) -> "list[Method]":
-        """The methods whose maps it reads, so that those of one layer share a forward pass."""
+        """Return the methods whose maps it reads: those of one layer share a forward pass."""
 
     def close(self) -> None:
         """Close its files."""
@@ -186,13 +187,13 @@ class Method(SourceBase):
     role: Role = "method"
 
     def maps(self, model: Classifier, batch: Batch) -> Maps:
-        """Draw, or remember what was drawn together with others."""
+        """Draw the maps, unless they were drawn together with others before."""
         draw_together(model, batch, [self])
-        found: Maps = batch.known[model, self]  # type: ignore[assignment]  # drawn just now
-        return found
+        maps: Maps = batch.known[model, self]  # type: ignore[assignment]  # drawn just now
+        return maps
 
     def methods(self) -> "list[Method]":
-        """Be drawn with others."""
+        """Return the method itself, to be drawn with others."""
         return [self]
 
     def check(self, model: Classifier, names: Sequence[str]) -> None:
@@ -200,29 +201,30 @@ class Method(SourceBase):
         methods_for({self.name: self.method}, model)
 
     def digest(self) -> str:
-        """The word with its options, the weights of an adapter, the code of a function."""
+        """Return the word with its options, the weights of an adapter, the code of a function."""
         method = self.method
         if isinstance(method, str):
-            known = explainer_named(method)
-            library = known.reference if known.extra else ""  # with its version
+            explainer = explainer_named(method)
+            library = explainer.reference if explainer.extra else ""  # with its version
             return "/".join(filter(None, [full_word(method), library]))
         if isinstance(method, tuple):
             return full_word(word_of(*method))
         if isinstance(method, Explainer):
             parts = [identity_of(method.draw), identity_of(method.score)]
             return "/".join([method.description, str(dict(method.chosen)), *parts])
-        found = [identity_of(method)]
+        identity = [identity_of(method)]
+        # Two modules of one class differ in their weights.
         if isinstance(method, nn.Module):
-            found += [code_of(method), digest(*method.state_dict().values())]
-        return "/".join(filter(None, found))
+            identity += [code_of(method), digest(*method.state_dict().values())]
+        return "/".join(filter(None, identity))
 
     def facts(self) -> SourceFacts:
-        """Kind, options, what becomes of the sign, and what it costs."""
+        """Return kind, options, what becomes of the sign, and what it costs."""
         method = word_of(*self.method) if isinstance(self.method, tuple) else self.method
         if isinstance(method, str | Explainer):
-            known = explainer_named(method) if isinstance(method, str) else method
-            word = method if isinstance(method, str) else known.description
-            return SourceFacts(kind="method", method=word, **known.facts())
+            explainer = explainer_named(method) if isinstance(method, str) else method
+            word = method if isinstance(method, str) else explainer.description
+            return SourceFacts(kind="method", method=word, **explainer.facts())
         if isinstance(method, Lax):
             return SourceFacts("adapter", class_agnostic=method.class_free, passes=method.passes)
         return SourceFacts("function", getattr(method, "class_agnostic", False) is True)
@@ -256,11 +258,11 @@ class Control(SourceBase):
         return Maps(drawn, final=True)
 
     def digest(self) -> str:
-        """Its word; the seed is a setting of the run."""
+        """Return its word; the seed is a setting of the run."""
         return self.word
 
     def facts(self) -> SourceFacts:
-        """A method that costs nothing."""
+        """Return a method that costs nothing."""
         return SourceFacts(kind="method", method=self.word, **EXPLAINERS[self.word].facts())
 
 
@@ -275,9 +277,9 @@ class MapTensor(SourceBase):
     role: Role = "method"
 
     def maps(self, model: Classifier, batch: Batch) -> Maps:
-        """The maps of the batch's images, by their numbers."""
-        some = self.tensor[list(batch.numbers)].float()
-        return Maps(normalize(some, self.normalize).to(batch.images.device), final=True)
+        """Return the maps of the batch's images, by their numbers."""
+        maps = self.tensor[list(batch.numbers)].float()
+        return Maps(normalize(maps, self.normalize).to(batch.images.device), final=True)
 
     def check(self, model: Classifier, names: Sequence[str]) -> None:
         """Raise unless there is a finite map for every image, in 0..1 if it is taken as it is."""
@@ -292,11 +294,11 @@ class MapTensor(SourceBase):
             raise UserError("heatmaps must be finite, got NaN or infinite values: replace them")
 
     def digest(self) -> str:
-        """The values."""
+        """Return the values."""
         return f"{digest(self.tensor)}, normalize {self.normalize}"
 
     def facts(self) -> SourceFacts:
-        """Heatmaps from elsewhere."""
+        """Return heatmaps from elsewhere."""
         return SourceFacts("heatmaps")
 
 
@@ -322,6 +324,7 @@ class MapFile(SourceBase):
             return self._opened
 
     def __getstate__(self) -> dict[str, Any]:
+        # An open file cannot be sent to another process, which opens its own.
         return vars(self) | {"_opened": None}
 
     def close(self) -> None:
@@ -343,52 +346,54 @@ class MapFile(SourceBase):
 
     def maps(self, model: Classifier, batch: Batch) -> Maps:
         """Read the maps of the batch's images; skip images without a usable one."""
-        found: list[Tensor] = []
+        maps: list[Tensor] = []
         shares: list[float] = []
         wrong: dict[int, str] = {}
         for row, name in enumerate(batch.names):
             try:
-                found.append(self.read(name))
+                maps.append(self.read(name))
                 if self.file.is_cut:
                     shares.append(self.file.share(self._key(name)))
             except (BadImageError, HeatmapError, OSError) as error:
                 wrong[row] = str(error)
         if wrong:
             raise SkipError(f"{self.path} lacks heatmaps of {len(wrong)} images", wrong)
+        # A map of other proportions was drawn on another view of the image, or has its axes turned.
         shape = batch.size[0] / batch.size[1]
-        stretched = [not 0.9 < one.shape[0] / one.shape[1] / shape < 1.1 for one in found]
-        if len({one.shape for one in found}) > 1:  # a file may hold maps of several sizes
-            found = [resize(one[None], batch.size)[0] for one in found]
+        stretched = [not 0.9 < one.shape[0] / one.shape[1] / shape < 1.1 for one in maps]
+        if len({one.shape for one in maps}) > 1:  # a file may hold maps of several sizes
+            maps = [resize(one[None], batch.size)[0] for one in maps]
         return Maps(
-            maps=torch.stack(found).to(batch.images.device),
+            maps=torch.stack(maps).to(batch.images.device),
             final=True,
             notes={STRETCHED: torch.tensor(stretched)},
             shares=torch.tensor(shares, dtype=torch.float64) if shares else None,
         )
 
     def _key(self, name: str) -> str:
+        """Return the key of an image; raise if it has none."""
         key = self.file.key(name)
         if key is None:
             raise BadImageError(f"no heatmap: {self.path.name} has no such key")
         return key
 
     def read(self, name: str) -> Tensor:
-        """The map of an image: [h,w] in 0..1, or any order of the pixels if it is cut."""
-        found = self.file.read(self._key(name))[None]
-        if not found.isfinite().all():
+        """Return the map of an image: [h,w] in 0..1, or any order of the pixels if it is cut."""
+        stored = self.file.read(self._key(name))[None]
+        if not stored.isfinite().all():
             raise BadImageError(f"its heatmap in {self.path.name} has NaN or infinite values")
         if self.file.is_cut:
-            return found[0]
-        found = normalize(found, self.normalize)
-        check_range(found, [name], f", or pass {STRETCH}")
-        return found[0]
+            return stored[0]
+        heatmap = normalize(stored, self.normalize)
+        check_range(heatmap, [name], f", or pass {STRETCH}")
+        return heatmap[0]
 
     def digest(self) -> str:
-        """The contents of the file."""
+        """Return the contents of the file."""
         return f"{self.file.digest()}, normalize {self.normalize}"
 
     def facts(self) -> SourceFacts:
-        """Heatmaps from elsewhere."""
+        """Return heatmaps from elsewhere."""
         return SourceFacts("heatmaps")
 
 
@@ -397,14 +402,15 @@ def draw(model: Classifier, batch: Batch, sources: Sequence[Source]) -> dict[str
 
     Raise SkipError, with the rows and reasons, for images that a source has no map for.
     """
-    draw_together(
-        model, batch, [one for source in sources for one in getattr(source, "methods", list)()]
-    )
+    # A source of the user's need not have `methods`.
+    lists: list[list[Method]] = [getattr(source, "methods", list)() for source in sources]
+    draw_together(model, batch, [method for methods in lists for method in methods])
     return {source.name: drawn_by(source, model, batch) for source in sources}
 
 
 def drawn_by(source: Source, model: Classifier, batch: Batch) -> Maps:
-    """The maps of a source. One of the user's must leave the model as it was."""
+    """Return the maps of a source. One of the user's must leave the model as it was."""
+    # Ours are tested to leave the model as it was; to watch them takes time in every batch.
     if getattr(source, "is_trusted", False):
         return source.maps(model, batch)
     return call_guarded(
@@ -423,15 +429,16 @@ def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) ->
     """Draw methods of one layer by one pass; the batch remembers their maps."""
     shared: dict[tuple[str | None, int], list[Method]] = {}
     for method in methods:
+        # By the model too: a twin of it draws other maps.
         if (model, method) not in batch.known:
             shared.setdefault((method.layer, method.seed), []).append(method)
-    for (layer, seed), some in shared.items():
+    for (layer, seed), alike in shared.items():
         try:
             drawn = draw_all(
                 model,
                 batch.images,
                 batch.targets,
-                {method.name: method.method for method in some},
+                {method.name: method.method for method in alike},
                 layer=layer,
                 seed=seed,
                 progress=False,
@@ -439,12 +446,13 @@ def draw_together(model: Classifier, batch: Batch, methods: Sequence[Method]) ->
             )
         except NotFiniteError as error:
             raise SkipError(str(error), dict.fromkeys(error.images, NOT_FINITE)) from error
-        for method in some:
-            one = drawn[method.name]
-            batch.known[model, method] = Maps(one.maps, one.final, one.shares)
+        for method in alike:
+            own = drawn[method.name]
+            batch.known[model, method] = Maps(own.maps, own.final, own.shares)
 
 
 def noise(size: tuple[int, int], seed: int, numbers: Sequence[int]) -> Tensor:
-    """Uniform noise per pixel by seed and image number: -> [N,H,W]."""
-    dice = [np.random.default_rng([seed, number]) for number in numbers]
-    return torch.from_numpy(np.stack([one.random(size, dtype=np.float32) for one in dice]))
+    """Return uniform noise per pixel by seed and image number: -> [N,H,W]."""
+    generators = [np.random.default_rng([seed, number]) for number in numbers]
+    maps = [generator.random(size, dtype=np.float32) for generator in generators]
+    return torch.from_numpy(np.stack(maps))

@@ -1,6 +1,7 @@
 """The sources of a run: those that a user gave, by name or as words, then controls."""
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -9,13 +10,16 @@ from sufficit.errors import UserError
 from sufficit.explainers import EXPLAINERS
 from sufficit.explainers.explanation import Method as AnyMethod
 from sufficit.explainers.registry import word_of
-from sufficit.explainers.words import FIT, HeatmapFileSource, ToFit, source_from, sources_from
+from sufficit.explainers.words import FIT, ToFit, is_path, source_from, sources_from
 from sufficit.files import safe_name
 from sufficit.sources.fitted import Fitted
 from sufficit.sources.kinds import CONTROLS, Control, MapFile, MapTensor, Method, Source
 
-Given = AnyMethod | HeatmapFileSource | ToFit | Tensor | Source
-"""What a user may give as a source: words, options, adapters, functions, heatmaps, a Source."""
+Given = AnyMethod | Path | ToFit | Tensor | Source
+"""What a user may give as a source: words, options, adapters, functions, heatmaps, a Source.
+
+Heatmaps are a tensor, or the path of a file.
+"""
 
 
 def source_of(
@@ -31,16 +35,15 @@ def source_of(
         return Control(name, seed, alias_of="" if name == read else read)
     if isinstance(read, Tensor):
         return MapTensor(name, read, normalize)
-    if isinstance(read, HeatmapFileSource):
-        return MapFile(name, read.path, normalize)
+    if is_path(read):
+        return MapFile(name, read, normalize)
     if hasattr(read, "maps") and hasattr(read, "digest"):
-        source: Any = read
+        source: Source = read
         if source.name != name:
             raise UserError(
                 f"a source calls itself {source.name!r} and is given as {name!r}: use one name"
             )
-        found: Source = source
-        return found
+        return source
     return Method(name, word_of(*read) if isinstance(read, tuple) else read, layer, seed)
 
 
@@ -63,18 +66,18 @@ def sources_of(
     named = given if isinstance(given, Mapping) else sources_from(given)
     if not named:
         raise UserError(f"no method given: name one or more of {', '.join(EXPLAINERS)}")
-    found = [
-        source_of(name, one, layer=layer, seed=seed, normalize=normalize)
-        for name, one in named.items()
+    sources = [
+        source_of(name, source, layer=layer, seed=seed, normalize=normalize)
+        for name, source in named.items()
     ]
-    for source in found:
+    for source in sources:
         if source.name in CONTROLS and not (isinstance(source, Control) and not source.alias_of):
             raise UserError(
                 f"{source.name!r} is the name of a control: give the source another name"
             )
-    found = _drawn_once(found)
-    ranked = [source for source in found if source.name not in CONTROLS]
-    last: list[Source] = [Control(one, seed) for one in CONTROLS if controls or one in named]
+    sources = _drawn_once(sources)
+    ranked = [source for source in sources if source.name not in CONTROLS]
+    last: list[Source] = [Control(word, seed) for word in CONTROLS if controls or word in named]
     fitted = [source for source in ranked if isinstance(source, Fitted)]
     name = f"center{FIT}"
     if controls and fitted and name not in named:
@@ -84,26 +87,30 @@ def sources_of(
 
 
 def _drawn_once(sources: Sequence[Source]) -> list[Source]:
-    """The sources, those that are cut around the very source that stands beside them uncut."""
+    """Return the sources; a fit has the same inner source as the run, if both name one method.
+
+    The batch remembers maps by source, so that the method is drawn once for both.
+    """
     plain = {
-        one.method: one
-        for one in sources
-        if isinstance(one, Method) and isinstance(one.method, str)
+        source.method: source
+        for source in sources
+        if isinstance(source, Method) and isinstance(source.method, str)
     }
-    found: list[Source] = []
-    for one in sources:
-        inner = one.source if isinstance(one, Fitted) else None
-        if isinstance(one, Fitted) and isinstance(inner, Method) and inner.method in plain:
-            found.append(one.around(plain[inner.method], one.name))
+    shared: list[Source] = []
+    for source in sources:
+        inner = source.source if isinstance(source, Fitted) else None
+        if isinstance(source, Fitted) and isinstance(inner, Method) and inner.method in plain:
+            shared.append(source.around(plain[inner.method], source.name))
         else:
-            found.append(one)
-    return found
+            shared.append(source)
+    return shared
 
 
 def check_names(sources: Sequence[Source], reserved: Sequence[str]) -> None:
     """Raise for two sources of one name, and for names of the run's own files."""
     names = [source.name for source in sources]
-    if twice := next((name for name in names if names.count(name) > 1), None):
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice:
         raise UserError(f"two sources are called {twice!r}: give one of them another name")
     for name in names:
         ends = (".json", ".csv", ".html", ".png", ".toml")

@@ -91,10 +91,11 @@ def fold(model: nn.Module, inputs: Tensor, layers: Sequence[str] = ()) -> None:
         used_once = max(calls.count(conv), convs.count(conv), norms.count(norm)) == 1
         if not used_once or conv in layers:
             continue
-        before, after = model.get_submodule(conv), model.get_submodule(norm)
-        assert isinstance(before, nn.Conv2d)
-        assert isinstance(after, nn.BatchNorm2d)
-        model.set_submodule(conv, fuse_conv_bn_eval(before, after))
+        first, second = model.get_submodule(conv), model.get_submodule(norm)
+        assert isinstance(first, nn.Conv2d)
+        assert isinstance(second, nn.BatchNorm2d)
+        fused = fuse_conv_bn_eval(first, second)
+        model.set_submodule(conv, fused)
         model.set_submodule(norm, nn.Identity())
 
 

@@ -275,7 +275,7 @@ def check_stages(stages: Sequence[Tensor], layers: Sequence[str]) -> list[torch.
         )
     if sides != sorted(sides, reverse=True):
         shown = ", ".join(f"{name} ({h} x {w})" for name, (h, w) in zip(layers, sides, strict=True))
-        raise UserError(f"layers must be in order, the coarsest last, got {shown}: sort them")
+        raise UserError(f"layers must be in order, the coarsest last, got {shown}")
     return sides
 
 
@@ -293,7 +293,7 @@ def untrained_order(
     if head.kind == "token" and names[-1] != head.layer:
         raise UserError(
             f"the last of layers must be {head.layer!r}, which the model's head reads, got"
-            f" {names[-1]!r}: change it"
+            f" {names[-1]!r}"
         )
     with torch.no_grad():
         stages, _ = classifier.stages(some, names)

@@ -183,7 +183,7 @@ def _check_order(recipe: OrderRecipe) -> None:
         raise UserError(f"area must be between 0 and 1, got {size:g}: it is a share of the image")
     least, most = recipe.sizes
     if not 0 < least <= most < 1:
-        raise UserError(f"the recipe's sizes must rise in 0..1, got {recipe.sizes}: change them")
+        raise UserError(f"the recipe's sizes must rise in 0..1, got {recipe.sizes}")
     for name, low, high in (
         *(("steps", 1, 10**9), ("cells", 2, 256), ("width", 1, 2**12)),
         *([] if recipe.epochs is None else [("epochs", 1, 10**9)]),
@@ -203,7 +203,7 @@ def _check_order(recipe: OrderRecipe) -> None:
     several = ("rest", "weight_decay", "crops", "flips")
     wrong = [name for name in several if not 0 <= getattr(recipe, name) < math.inf]
     if wrong:
-        raise UserError(f"the recipe's {wrong[0]} must be a number, 0 or more: change it")
+        raise UserError(f"the recipe's {wrong[0]} must be a number, 0 or more")
     if not recipe.fills:
         raise UserError(f"a recipe needs at least one fill: give {', '.join(ORDER_FILLS)}")
     for kind, _ in recipe.fills:

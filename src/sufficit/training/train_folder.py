@@ -208,8 +208,8 @@ def size_from(lax: Lax, area: float | None) -> str:
     """Why its maps mark as much as they do, and what the other way is worth."""
     if area is not None:
         return "as asked"
-    rows: list[dict[str, float]] = lax.trained["history"]
-    last = next((row for row in reversed(rows) if "msi_one_size" in row), {})
+    looks = [row for row in lax.trained["history"] if "msi_one_size" in row]
+    last = looks[-1] if looks else {}
     if "msi_predicted_sizes" not in last:
         return "which is best on these images"
     one, predicted = last["msi_one_size"], last["msi_predicted_sizes"]

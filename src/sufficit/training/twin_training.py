@@ -63,11 +63,20 @@ def train_twin(
 ) -> Classifier:
     """Tune a copy of the classifier on images under random masks; the classifier does not change.
 
-    `loader` gives batches of (images in 0..1, labels), or images alone, and starts again at each
-    epoch. The twin learns the original's probabilities for the whole image, or with target="label"
-    the label. The first `validation_images` of `validation`, or else of `loader`, select the epoch.
-    `out` gets a checkpoint per epoch, the twin as a folder for `Classifier.load`, and run.json with
-    the accuracy of both on whole and on masked images: the same call resumes an interrupted run.
+    - `classifier`: the original.
+    - `loader`: batches of (images in 0..1, labels), or of images; it starts again at each epoch.
+    - `target`: "model": the original's probabilities for the whole image; "label": the label.
+    - `epochs`, `lr`: epochs at most, and the learning rate.
+    - `seed`: of the masks and of everything else that is random.
+    - `out`: a folder for a checkpoint per epoch, the twin as `Classifier.load` takes it, and
+      run.json with the accuracy of both. The same call resumes an interrupted run.
+    - `validation`: a loader of the images that select the epoch; by default those of `loader`.
+    - `validation_images`: how many of them, from the first on.
+    - `patience`: epochs without improvement that end the training; None for no limit.
+    - `overwrite`: delete what an earlier training left in `out`.
+    - `fabric`: a lightning Fabric for several devices or bfloat16.
+    - `about`: settings that are stored, and must be the same on resume.
+    - `progress`: a bar; by default when the work takes long in a terminal.
     """
     check_has_classes(classifier)
     _check(target, epochs, lr, seed, validation_images)

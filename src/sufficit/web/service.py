@@ -230,7 +230,7 @@ def open_service(
         raise UserError(f"{name} has no input size of its own: give --size, as in --size 224")
     bands.grid(value_step)  # raises if the step makes no grid
     if value_step < LEAST_STEP:
-        raise UserError(f"value_step must be {LEAST_STEP:g} or more, got {value_step}: raise it")
+        raise UserError(f"value_step must be {LEAST_STEP:g} or more, got {value_step}")
     # Which methods and fills work is tried on a grey image.
     grey = torch.full((1, view.channels, *view.crop), 0.5)
     with torch.no_grad():
