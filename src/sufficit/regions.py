@@ -25,7 +25,7 @@ from sufficit.sources.certificate import (
     certificates_of,
     certifying,
 )
-from sufficit.sources.fitted import FILLS as ASKED
+from sufficit.sources.fitted import FIT_FILLS
 
 if TYPE_CHECKING:
     import pandas
@@ -79,7 +79,7 @@ def explain(
     method: Method = "gradcam",
     *,
     fit: Literal[True],
-    fills: Sequence[str] = ASKED,
+    fills: Sequence[str] = FIT_FILLS,
     enough: float = 0.9,
     layer: str | None = None,
     batch_size: int | None = None,
@@ -96,7 +96,7 @@ def explain(
     *,
     fit: bool = False,
     size: float | None = None,
-    fills: Sequence[str] = ASKED,
+    fills: Sequence[str] = FIT_FILLS,
     enough: float = 0.9,
     layer: str | None = None,
     batch_size: int | None = None,

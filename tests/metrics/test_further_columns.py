@@ -16,7 +16,7 @@ from sufficit import Classifier, UserError, evaluate
 from sufficit.evaluation import batch_of
 from sufficit.metrics import COLUMNS, CellMetric, Evaluation, MapMetric, Metric
 from sufficit.metrics.artefacts import ARTEFACTS
-from sufficit.metrics.columns import METRICS
+from sufficit.metrics.columns import HEADINGS, METRICS
 from sufficit.metrics.further_columns import CELLS, FURTHER, SUBSETS, complexity, sparseness
 from sufficit.perturbation.bands import top
 from sufficit.perturbation.image_masks import ImageMask
@@ -107,6 +107,10 @@ def test_every_column_equals_one_mask_at_a_time() -> None:
         assert wanted.keys() == FURTHER.keys()
         for name, value in wanted.items():
             assert scores[name][i].item() == pytest.approx(value, abs=2e-6), name
+
+
+def test_every_column_has_words_in_columns_toml() -> None:
+    assert {*METRICS} <= {*HEADINGS}
 
 
 def test_the_eleven_are_the_default_and_what_they_were() -> None:

@@ -11,7 +11,7 @@ import torch
 from small_runs import config_for, run_small, write_photos
 from sufficit import UserError, evaluate, explain
 from sufficit.data.images import read_image
-from sufficit.explainers.region_search import FILLS, region_search
+from sufficit.explainers.region_search import SEARCHED_FILLS, region_search
 from sufficit.probes.ceiling import CeilingProbe
 from sufficit.runs import probes_of
 from sufficit.runs.job import make_job
@@ -32,13 +32,13 @@ def test_the_ceiling_is_the_msi_of_searched_boxes_under_a_fill_they_never_saw(
     fill = "blur" if fills == "black" else "noise"
     (probe,) = (one for one in make_job(config).probes if one.key == "ceiling")
     assert probe.inner.asked.fill == fill
-    assert {*probe.fills} == {*FILLS} - {fill}
+    assert {*probe.fills} == {*SEARCHED_FILLS} - {fill}
     classifier = make_job(config).classifier
     images = torch.stack([read_image(photos / name, classifier.view) for name in results.names])
     classes = ["ant", "bee", "cat"]
     targets = torch.tensor([classes.index(name.split("/")[0]) for name in results.names])
     options: Any = {"value_step": 0.25, "columns": ("msi",), "progress": False, "fill": fill}
-    seen = [one for one in FILLS if one != fill]
+    seen = [one for one in SEARCHED_FILLS if one != fill]
     assert len(seen) >= 2
     boxes = region_search(classifier, images, targets, calls=120, fills=seen)
     wanted = evaluate(classifier, images, boxes, targets, **options).msi

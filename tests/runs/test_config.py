@@ -1,6 +1,7 @@
 """Options of a run: flags, RUN.toml and Python say the same; wrong values are refused."""
 
 import math
+import re
 import tomllib
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from sufficit import UserError
 from sufficit.cli.compare import OPTIONS
 from sufficit.explainers import CAMS
+from sufficit.perturbation.fills import FILLS
 from sufficit.runs.config import (
     CHECKS,
     DEFAULT_CHECKS,
@@ -270,3 +272,8 @@ def test_credentials_in_a_toml_are_refused_and_not_repeated(tmp_path: Path, line
     with pytest.raises(UserError, match="set them in the environment") as raised:
         read_toml(tmp_path / "RUN.toml")
     assert "PASS" not in str(raised.value)
+
+
+def test_the_help_of_fills_names_every_fill() -> None:
+    text = RunConfig.__dataclass_fields__["fills"].metadata["help"]
+    assert [fill for fill in FILLS if not re.search(rf"\b{fill}\b", text)] == []

@@ -1,7 +1,8 @@
 """Call a user's code that gets the model: leave the model as it was, and draw the same again.
 
 A function may call the model, hook it and draw random numbers. It must not change the model for
-those that come after it, and an image's numbers must not depend on the images before it.
+those that come after it, and an image's numbers must not depend on the images before it. What
+Sufficit itself does to a model is undone where it is done: see `Classifier.in_eval_mode`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

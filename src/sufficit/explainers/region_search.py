@@ -18,7 +18,7 @@ from sufficit.perturbation.fills import check_fill_name
 from sufficit.perturbation.predict import predict_views, whole_values
 from sufficit.perturbation.predictions import ScoreKind, hits
 
-FILLS = ("black", "mean", "noise")  # blur is left for the held-out score
+SEARCHED_FILLS = ("black", "mean", "noise")  # blur is left for the held-out score
 SHARE = 0.6  # of the calls for the boxes of the grid, the rest moves their edges
 STARTS = 3  # boxes per image whose edges are moved
 FEWEST = 9  # boxes of a grid of 2 x 2 cells
@@ -33,7 +33,7 @@ def region_search(
     targets: Tensor,
     *,
     calls: int = 1500,
-    fills: str | Sequence[str] = FILLS,
+    fills: str | Sequence[str] = SEARCHED_FILLS,
     score: ScoreKind = "confidence",
     batch_size: int | None = None,
     layer: str | None = None,

@@ -11,7 +11,7 @@ from sufficit.errors import UserError, unknown
 from sufficit.explainers import attention, cams, extremal, gradients, masking, relevance
 from sufficit.explainers.explainer import Explainer, Option, method_word, of_library, split_word
 from sufficit.explainers.libraries import library_method
-from sufficit.explainers.region_search import FILLS, region_search
+from sufficit.explainers.region_search import SEARCHED_FILLS, region_search
 from sufficit.perturbation.heatmaps import normalize
 
 
@@ -367,7 +367,7 @@ EXPLAINERS: dict[str, Explainer] = {
         sign="none",
         options={
             "calls": Option(1500, "forward passes per image, at most", least=18),
-            "fills": Option("+".join(FILLS), "fills to search with, + between them"),
+            "fills": Option("+".join(SEARCHED_FILLS), "fills to search with, + between them"),
             "score": Option("confidence", "what a box scores", choices=("accuracy", "confidence")),
         },
     ),

@@ -1,6 +1,8 @@
 """The columns that Sufficit has: one entry per metric, with its direction, bands and formula.
 
-To add a metric, add a line to METRICS and its words to columns.toml, or pass your own to
+MSI, its two parts and the paper's other columns are defined here; METRICS joins them with those of
+`further_columns`, `artefacts`, `localization` and `through_map`. To add a metric, add an entry to
+the dict of one of these modules and its words to columns.toml, or pass your own to
 `evaluate(metrics={name: Metric(...)})`.
 """
 

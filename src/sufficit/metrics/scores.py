@@ -1,4 +1,7 @@
-"""What `evaluate` returns: one value per image and column, with means, intervals and curves."""
+"""What `evaluate` returns: one value per image and column, with means, intervals and curves.
+
+The formulas are in `columns`.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,10 +1,12 @@
 """Fills for hidden pixels, and masked inputs made with them, a batch at a time.
 
-A fill takes images [N,C,H,W] in 0..1 and returns a tensor that broadcasts to them. The fill `road`
-imputes hidden pixels from their neighbours (Rong et al. 2022): each is the weighted mean of its
-eight neighbours, 1/6 for direct ones and 1/12 for diagonal ones, over those inside the image, plus
-Gaussian noise. Neighbours may be hidden too, so that all hidden pixels of a mask are the solution
-of one sparse linear system. It is solved for a batch of masks by conjugate gradients,
+A fill takes images [N,C,H,W] in 0..1 and returns a tensor that broadcasts to them. To add one,
+write a function and a line in FILLS. Searches and fits use some of them, by lists of their own.
+
+The fill `road` imputes hidden pixels from their neighbours (Rong et al. 2022): each is the weighted
+mean of its eight neighbours, 1/6 for direct ones and 1/12 for diagonal ones, over those inside the
+image, plus Gaussian noise. Neighbours may be hidden too, so that all hidden pixels of a mask are
+the solution of one sparse linear system. It is solved for a batch of masks by conjugate gradients,
 preconditioned by a multigrid cycle: on coarser grids a cell is unknown if all of its pixels are.
 The preconditioned residual estimates the error.
 """

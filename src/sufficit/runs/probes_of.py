@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from sufficit.data.batch import Sample
-from sufficit.explainers.region_search import FILLS as SEARCHED_FILLS
+from sufficit.explainers.region_search import SEARCHED_FILLS
 from sufficit.metrics.column import Column, Heading
 from sufficit.metrics.columns import ALPHA_GRID, METRICS
 from sufficit.metrics.leakage import POOL, draw_pool

@@ -1,4 +1,7 @@
-"""Read the images of a unit, with targets, truth, and what the model says of the whole images."""
+"""Read the images of a unit, with targets, truth, and what the model says of the whole images.
+
+Images that cannot be read, or that the model gives NaN for, are left out and noted as skipped.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -15,7 +15,7 @@ from sufficit.sources import Maps
 RIGHT = "clean_accuracy"  # a column: is the model right on the whole image?
 EMPTY = "empty@"  # a column: is the heatmap zero everywhere?
 Notes = dict[str, dict[str, str]]  # kind -> image -> the note
-SKIPPED = "skipped"
+SKIPPED = "skipped"  # a kind of note: by `reader` and `drawing`; `table` writes skipped.csv
 
 
 @dataclass

@@ -37,7 +37,7 @@ from sufficit.sources.kinds import Maps, Method, Role, Source, SourceBase, Sourc
 
 # Regions that are enough with black and blur around them fail under noise, which they were not
 # asked with; the other way round mean colour is implied (experiments/lax/LOG.md has the rows).
-FILLS = ("black", "blur", "noise")
+FIT_FILLS = ("black", "blur", "noise")
 WHOLE = len(SIZES)  # in place of the number of a size: the whole image
 UNDECIDED = -1  # in place of the number of a size: more must be asked
 WIDE = 4  # sizes asked at a time; fewer save a tenth of the passes and take twice as many rounds
@@ -68,7 +68,7 @@ class Fitted(SourceBase):
 
     is_trusted = True
     source: Any
-    fills: tuple[str, ...] = FILLS
+    fills: tuple[str, ...] = FIT_FILLS
     enough: float = 0.9
     name: str = ""
     role: Role = "method"

@@ -1,4 +1,7 @@
-"""The terms of the loss of an adapter; each is a pure function of masks or logits."""
+"""The terms of the loss of a `LaxRecipe`; each is a pure function of masks or logits.
+
+The default recipe, `robust`, has none of them: its loss is `order_loss` in `order_step`.
+"""
 
 import math
 

@@ -1,4 +1,7 @@
-"""One step of training an order: views -> evidence and order -> regions of random sizes -> loss."""
+"""One step of training an order: views -> evidence and order -> regions of random sizes -> loss.
+
+It is that of an `OrderRecipe`, as the default recipe `robust` is.
+"""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""Recipes: the weights of the loss terms, the fills, the learning rate and the number of epochs."""
+"""Recipes: the weights of the loss terms, the fills, the learning rate and the number of epochs.
+
+The terms themselves are in `order_step` for the default, `robust`, and in `losses` for the others.
+"""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,7 @@
-"""One step of training an adapter: features -> masks -> masked images -> loss."""
+"""One step of training with a `LaxRecipe`: features -> masks -> masked images -> loss.
+
+A step of the default recipe, `robust`, is in `order_step`.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -13,7 +13,7 @@ LEAST_STEP = RunConfig.value_step  # a smaller one would keep the server busy fo
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may send."""
+    """What a request may send; `sufficit serve` has the same defaults, in cli/serve.py."""
 
     bytes: int = 10_000_000
     pixels: int = 25_000_000  # of the image, before it is resized

@@ -28,7 +28,7 @@ from sufficit.report import viewer_data
 from sufficit.runs.overlays import class_number
 from sufficit.sources import Fitted, Maps, cut_at, source_of
 from sufficit.sources.certificate import Said, Size, certificates
-from sufficit.sources.fitted import FILLS as FIT_FILLS
+from sufficit.sources.fitted import FIT_FILLS
 from sufficit.sources.kinds import drawn_by
 from sufficit.web.forms import (
     LEAST_STEP,
