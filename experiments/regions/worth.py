@@ -36,8 +36,8 @@ from torch import Tensor, nn
 
 import networks
 from sufficit import Classifier, Lax, evaluate, explain
-from sufficit.explainers.explanation import draw_all
-from sufficit.training.level_sets import level_sets
+from sufficit.metrics import Metric
+from sufficit.perturbation.bands import all_but_top, top
 
 ASKED = ("black", "blur", "mean", "noise")
 MAPS = ("gradcam", "center", "layercam", "random")
@@ -91,6 +91,17 @@ def truth_of(some: Photographs, side: int) -> Tensor:
             across = (centres >= x) & (centres <= x + width)
             found[number][down[:, None] & across] = 1
     return found
+
+
+def at_size(size: float) -> Metric:
+    """MSI of the top share of a map, as a mask of zeros and ones, but for the empty image."""
+    region, rest = top(size), all_but_top(size)
+
+    def formula(found: Any, _: object) -> Tensor:
+        kept, left = found.of([region, rest], "accuracy").unbind(1)
+        return kept - left / 2 - size
+
+    return Metric(True, lambda _: [region, rest], formula)
 
 
 def order_of(maps: Tensor) -> Tensor:
@@ -249,13 +260,20 @@ class Run:
 
     def _common_size(self, method: Any) -> float:
         """The size that is best by black on the photographs marked `choose`."""
-        sizes = []
-        for rows in torch.arange(len(self.choose)).split(128):
-            images, targets = self.choose.images(rows), self.targets["choose"][rows]
-            found = draw_all(self.classifier, images, targets, {"it": method}, progress=False)
-            sizes.append(level_sets(self.classifier, images, targets, found["it"].maps))
-        msi = torch.cat([one.msi for one in sizes])
-        return SIZES[int(msi.mean(0).argmax())]
+        images, targets = self.choose.images(slice(None)), self.targets["choose"]
+        regions = explain(
+            self.classifier, images, targets, method, fit=True, fills=("black",), progress=False
+        )
+        found = evaluate(
+            self.classifier,
+            images,
+            order_of(regions.heatmaps),
+            targets,
+            columns=[str(size) for size in SIZES],
+            metrics={str(size): at_size(size) for size in SIZES},
+            progress=False,
+        ).mean()
+        return max(SIZES, key=lambda size: found[str(size)])
 
     def at_equal_cost(self) -> None:
         """RISE and extremal perturbations with the passes that the fitted Grad-CAM took."""
