@@ -3,7 +3,7 @@
 import json
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -146,8 +146,10 @@ def write_pictures(results: "RunResults", folder: Path) -> None:
     if len(names) < content.n:  # else none is chosen, and few images would all be the best
         lines.append([*shown.reasons])
     titles = ["\n".join(parts) for parts in zip(*lines, strict=True)]
-    look: Any = {"methods": results.methods, "look": plots.Look()}
-    sheet = results.plot("sheet", rows=shown.rows, titles=titles, **look)
+    methods = results.methods
+    look = plots.Look()
+    sheet = results.plot("sheet", rows=shown.rows, titles=titles, methods=methods, look=look)
     plots.save(sheet, folder / "sheet.png")
-    plots.save(results.plot("curves", curves=None, **look), folder / "curves.png")
+    curves = results.plot("curves", curves=None, methods=methods, look=look)
+    plots.save(curves, folder / "curves.png")
     results.report(folder / REPORT)

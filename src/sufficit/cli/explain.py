@@ -123,9 +123,12 @@ def _say_compare(config: RunConfig, images: list[Path]) -> None:
     plain = [word.removesuffix(FIT) for word in config.methods]
     methods = dict.fromkeys([*plain, *config.methods])
     folder = images[0] if len(images) == 1 and images[0].is_dir() else None
-    given = ("--model", config.model, "--data", folder or "PHOTOS", "--methods", ",".join(methods))
     where = "" if folder else ", with a folder of your own as PHOTOS"
-    say_next("sufficit", "compare", *given, "--targets", "prediction", where=where)
+    say_next(
+        *("sufficit", "compare", "--model", config.model, "--data", folder or "PHOTOS"),
+        *("--methods", ",".join(methods), "--targets", "prediction"),
+        where=where,
+    )
 
 
 def _recommended(classifier: "Classifier", source: "ImageSource") -> str:

@@ -81,8 +81,8 @@ def methods(
 
 def _say_explain(model: str, *words: str) -> None:
     """Say how to explain photographs with a model."""
-    ours = "sufficit", "explain", "PHOTOS", "--model", model, *words
-    say_next(*ours, where=", with a folder of your own as PHOTOS")
+    where = ", with a folder of your own as PHOTOS"
+    say_next("sufficit", "explain", "PHOTOS", "--model", model, *words, where=where)
 
 
 @app.command()

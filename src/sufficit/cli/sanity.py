@@ -57,8 +57,10 @@ def sanity(
     _print_report(result.report)
     say(f"Written to {out_folder}: report.html, sanity.csv, sanity.png, run.json")
     methods = ",".join(config.methods)
-    given = ("--model", config.model, "--data", config.data, "--methods", methods)
-    say_next("sufficit", "compare", *given)
+    say_next(
+        *("sufficit", "compare", "--model", config.model, "--data", config.data),
+        *("--methods", methods),
+    )
 
 
 def _print_report(report: "SanityReport") -> None:

@@ -61,8 +61,9 @@ def train_lax(
     recipe_of(*(further[name] for name in RECIPE))  # raises before a model is loaded
     if further["target"] == "auto":
         further["target"] = config.targets
-    given = ("train-lax", config, place(to), train_folder, FolderOptions, further)
-    outcome = train_on_folder(*given, announce=say)
+    outcome = train_on_folder(
+        "train-lax", config, place(to), train_folder, FolderOptions, further, announce=say
+    )
     if outcome is not None:
         _print_outcome(outcome, place(to), config)
 
@@ -74,10 +75,10 @@ def _print_outcome(outcome: "TrainingOutcome", folder: Path, config: RunConfig) 
     history, best = record["history"], record["best_epoch"]
     number = f"{len(history)} epoch{'s' if len(history) > 1 else ''}"
     title = f"{number}, scored on {record['n_validated_on']} held-out images; * selected"
-    look: Any = {"box": None, "pad_edge": False}  # so that it fits 80 columns
     names = [name for name in HEADINGS if any(name in row for row in history)]
     headings = [HEADINGS[name] for name in names]
-    drawn = table(title, ("epoch", *headings), left=0, title_style="bold", **look)
+    # Without a box and edges it fits 80 columns.
+    drawn = table(title, ("epoch", *headings), left=0, title_style="bold", box=None, pad_edge=False)
     for row in history:
         if row["epoch"] == best or row["epoch"] > len(history) - ROWS:
             mark, style = ("*", "bold") if row["epoch"] == best else (" ", None)

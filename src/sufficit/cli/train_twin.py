@@ -33,8 +33,9 @@ def train_twin(
     """
     from sufficit.training.train_folder import train_twin_folder
 
-    given = ("train-twin", config, place(to), train_twin_folder, TwinOptions, further)
-    record = train_on_folder(*given)
+    record = train_on_folder(
+        "train-twin", config, place(to), train_twin_folder, TwinOptions, further
+    )
     if record is not None:
         _print_record(record, place(to), config)
 

@@ -190,9 +190,16 @@ def open_folder(
     fabric: "Fabric",
 ) -> FolderImages:
     """Find and split the images below a folder, start the processes, read what is held out."""
-    columns = {"image_column": options.image_column, "label_column": options.label_column}
-    share, view = options.validation_share, classifier.view
-    folder = read_folder(classifier, data, target, share, options.seed, **columns)
+    view = classifier.view
+    folder = read_folder(
+        classifier,
+        data,
+        target,
+        options.validation_share,
+        options.seed,
+        image_column=options.image_column,
+        label_column=options.label_column,
+    )
     launch(fabric)
     classifier.to(fabric.device)
     loader = ImageLoader(partial(decode_entry, view), options.on_error)
