@@ -1,6 +1,7 @@
 """What a run costs up to a billion images, computed from rates that were measured.
 
-    python benchmarks/cost.py                       # the table of docs/scale.md
+    python benchmarks/cost.py                       # the table of benchmarks/README.md
+    python benchmarks/cost.py --short               # that of docs/scale.md, for a million images
     python benchmarks/cost.py --price 2 --gpus 8    # with your own price and number of GPUs
     python benchmarks/cost.py --measure             # bytes per image, from a small run here
 
@@ -43,6 +44,7 @@ SIZES = (10**6, 10**8, 10**9)
 MEASURED = 64  # images of the small run
 SIDE = 224  # pixels of an image
 FEWEST = RANKED  # masks per image and method of a run with many images
+SHORT = (0, 2, 3, 5, 6)  # columns of the short table
 OFTEN = 2  # files of a unit: rows, maps
 BYTES = (
     "bytes of scores.parquet per image and method",
@@ -129,13 +131,18 @@ def compute_table(price: float, gpus: int, unit: int, put: float, get: float) ->
     return rows
 
 
-def table(price: float, gpus: int, unit: int, put: float, get: float) -> str:
-    """The rows as Markdown."""
+def table(
+    price: float, gpus: int, unit: int, put: float, get: float, *, short: bool = False
+) -> str:
+    """The rows as Markdown; in short those of the fewest images, with few columns."""
     head = ["run", "images", "calls per image", "GPU-hours", f"days on {gpus} GPUs"]
     head += [f"GPUs at ${price:g} an hour, $", "results, GB", "at most, GB"]
     head += ["requests, $"]
     lines = [head, ["---", *["---:"] * (len(head) - 1)]]
-    lines += compute_table(price, gpus, unit, put, get)
+    rows = compute_table(price, gpus, unit, put, get)
+    lines += rows[:: len(SIZES)] if short else rows
+    if short:
+        lines = [[cells[k] for k in SHORT] for cells in lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
@@ -200,6 +207,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--unit-size", type=int, default=256, help="images per unit")
     parser.add_argument("--put", type=float, default=0.005, help="dollars per 1,000 PUT requests")
     parser.add_argument("--get", type=float, default=0.0004, help="dollars per 1,000 GET requests")
+    parser.add_argument("--short", action="store_true", help="a million images, few columns")
     parser.add_argument("--measure", action="store_true", help="measure the bytes of a small run")
     return parser.parse_args(words)
 
@@ -208,7 +216,8 @@ def main(words: Sequence[str]) -> str:
     """What the script prints."""
     asked = parse(words)
     if not asked.measure:
-        return table(asked.price, asked.gpus, asked.unit_size, asked.put, asked.get)
+        prices = (asked.price, asked.gpus, asked.unit_size, asked.put, asked.get)
+        return table(*prices, short=asked.short)
     facts = provenance({"argv": [*words]}, torch.device("cpu"), torch.float32)
     text = json.dumps(facts | {"results": measure()}, indent=2)
     STORAGE.write_text(text + "\n")

@@ -60,7 +60,7 @@ SUFFIXES = {".md", ".py", ".html", ".js"}
 LONG = 30
 MOST = (16.0, 0.05, 2.5, 250)
 RULES_OF_THUMB = (16.0, 0.05, 4.5, 250)
-MEASURED = (22.0, 0.25, 15.0, 330)  # pages that hold rows of measurements: they may only shrink
+MEASURED = (22.0, 0.25, 15.0, 330)  # a page that holds rows of measurements: it may only shrink
 PAGES = {
     "README.md": (16.0, 0.05, 2.5, 120),
     "CONTRIBUTING.md": (16.0, 0.05, 2.5, 120),
@@ -68,11 +68,11 @@ PAGES = {
     "SECURITY.md": (16.0, 0.05, 2.5, 60),
     **{f"docs/{path.name}": MOST for path in (ROOT / "docs").glob("*.md")},
     "docs/statistics.md": RULES_OF_THUMB,
-    "docs/lax.md": MEASURED,
     "docs/results.md": MEASURED,
-    "docs/scale.md": MEASURED,
 }
-ALL_PAGES = 2000  # lines of docs/*.md, without pages of measurements and the generated API
+# Lines of docs/*.md, without the page of results and the generated API. It is what the pages have
+# now, rounded up to 50; docs/lax.md and docs/scale.md count since they hold no measurements.
+ALL_PAGES = 2350
 
 
 @dataclass(frozen=True)
