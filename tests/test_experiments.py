@@ -185,6 +185,7 @@ def test_a_copy_learns_random_labels_and_a_control_does_not_notice() -> None:
     assert not found.learned
 
 
+@pytest.mark.slow
 def test_an_arm_is_trained_and_scored(tmp_path: Path) -> None:
     photos, classifier = write_digits(tmp_path / "digits", 24), Classifier.load("sufficit:digits")
     found = lax_arms.train_arm(

@@ -272,6 +272,7 @@ def test_a_word_cuts_any_source_and_draws_its_map_once() -> None:
     assert [one.name for one in sources_of(["mine=gradcam+fit"], controls=False)] == ["mine"]
 
 
+@pytest.mark.slow
 def test_a_run_scores_the_cut_under_a_fill_it_has_not_asked(tmp_path) -> None:
     model, batch = digits()
     steps = {"value_step": 0.25, "percent_step": 0.25, "unit_size": 4, "progress": False}

@@ -80,6 +80,7 @@ def test_the_training_of_a_twin_is_logged(sufficit, tmp_path: Path) -> None:
     assert float(row["loss"]) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.filterwarnings("ignore")  # wandb's own
 def test_wandb_logs_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ def test_a_pages_tables_are_those_of_the_rows(page: str) -> None:
     assert fill_tables.filled(text) == text, "run python research/fill_tables.py"
 
 
+@pytest.mark.slow
 def test_the_results_page_is_that_of_the_rows() -> None:
     made, claims = results_page.page(ROOT / "results", results_page.TEMPLATE.read_text())
     assert (ROOT / "docs" / "results.md").read_text() == made, "run python paper/results_page.py"

@@ -92,6 +92,7 @@ def test_what_other_processes_write_is_seen_at_once(
     assert not (folder / "b").exists()
 
 
+@pytest.mark.slow
 def test_more_than_a_thousand_objects_are_listed(bucket: str, object_server: ObjectServer) -> None:
     folder, client = place(f"{bucket}/many"), object_server.client()
     for number in range(1005):
@@ -180,6 +181,7 @@ def test_a_missing_bucket_of_images_is_named_as_such(
         list_images(f"{bucket}/nowhere")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ask", ["exists", "is_file", "is_dir", "stat", "read_bytes", "iterdir"])
 def test_a_server_that_is_gone_is_an_error_and_not_a_missing_file(
     bucket: str, object_server: ObjectServer, ask: str

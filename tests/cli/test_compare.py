@@ -117,6 +117,7 @@ def test_the_same_command_after_the_end_prints_the_results(
     assert printed["columns"]["gradcam"]["msi"] == summary["gradcam"]["msi"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("last", ["curves.png", "report.html"])
 def test_a_run_killed_before_its_report_gets_it_from_the_same_command(
     sufficit, photos: Path, monkeypatch: pytest.MonkeyPatch, last: str
@@ -375,6 +376,7 @@ def test_what_was_wanted_what_came_and_what_to_do_is_said(
     assert "Traceback" not in run.err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [6, 30])
 def test_a_sheet_says_why_an_image_was_chosen_if_not_all_are_shown(
     n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

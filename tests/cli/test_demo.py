@@ -36,6 +36,7 @@ def weights(lax: Lax) -> Tensor:
     return torch.cat([part.flatten() for part in lax.state_dict().values()])
 
 
+@pytest.mark.slow
 def test_scores_of_few_images_do_not_choose_the_adapter(monkeypatch: pytest.MonkeyPatch) -> None:
     rising, falling = judged(monkeypatch, 1), judged(monkeypatch, -1)
     assert torch.equal(weights(rising), weights(falling))
@@ -44,6 +45,7 @@ def test_scores_of_few_images_do_not_choose_the_adapter(monkeypatch: pytest.Monk
     assert not torch.equal(weights(rising), weights(untrained))
 
 
+@pytest.mark.slow
 def test_the_number_of_threads_does_not_change_the_adapter() -> None:
     classifier, found = Classifier.load("sufficit:digits"), {}
     before = torch.get_num_threads()

@@ -138,6 +138,7 @@ def test_a_folder_that_vanishes_is_no_bad_image(bucket: str, object_server: Obje
         loader().items(entries)
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_ends_the_run_and_skips_nothing(
     bucket: str, object_server: ObjectServer
 ) -> None:
@@ -189,6 +190,7 @@ def write_shards(folder: Path, number: int = 3, each: int = 40) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_remote_shards_are_the_local_ones_bit_for_bit(
     bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

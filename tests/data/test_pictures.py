@@ -25,6 +25,7 @@ def picture(content: bytes) -> Image.Image:
     return read_picture(io.BytesIO(content), View())
 
 
+@pytest.mark.slow
 @FUZZ
 @given(
     st.tuples(st.integers(1, 60), st.integers(1, 60)),

@@ -71,6 +71,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], int, str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:heatmaps with no positive part")  # random weights give some
 @pytest.mark.parametrize("name", MODELS)
 def test_all_five_equal_grad_cam(name: str) -> None:

@@ -397,6 +397,7 @@ def outputs(tmp_path_factory) -> list[dict]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("alpha_min", [0.5, "search"])
 def test_two_processes_give_the_numbers_of_one(classifier, outputs, name, alpha_min):

@@ -28,6 +28,7 @@ def case_two(classifier: Classifier) -> dict[str, Scores]:
     return score(classifier, case)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("column", OTHERS)
 def test_other_columns_do_not_tell_a_focused_from_a_bloated_mask(
     case_one: dict[str, Scores], column: str
@@ -42,6 +43,7 @@ def test_msi_tells_a_focused_from_a_bloated_mask(case_one: dict[str, Scores]) ->
     assert (case_one["focused"].msi > case_one["bloated"].msi).all()
 
 
+@pytest.mark.slow
 def test_deletion_takes_one_of_two_sufficient_regions_for_background(
     case_two: dict[str, Scores],
 ) -> None:

@@ -71,6 +71,7 @@ def short_demo(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("short_demo")
 @pytest.mark.filterwarnings("ignore:heatmaps with no positive part")
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name != "figure"])
@@ -91,6 +92,7 @@ def test_a_full_disk_is_one_error_and_leaves_what_was_there(
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:heatmaps with no positive part")
 @pytest.mark.usefixtures("undrawn")
 def test_a_run_resumes_when_the_disk_has_room_again(sufficit, place: Path, tmp_path: Path) -> None:
@@ -151,6 +153,7 @@ def test_a_folder_that_vanishes_during_a_run_is_one_error_and_the_run_starts_aga
     assert_same_rows(tmp_path / "whole", out, ("gradcam", "random"))
 
 
+@pytest.mark.slow
 def test_a_folder_that_vanishes_during_training_is_made_again(
     sufficit, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

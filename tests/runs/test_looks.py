@@ -87,6 +87,7 @@ def coverage(draw: Draw, truth: float, within: float, unmet: int, trials: int) -
     return float(np.mean([one.low <= truth <= one.high for one in found]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("draw", "truth", "within"),
     [(failing, 0.485, 0.03), (failing, 0.485, 0.02), (few_decide, 0.09 - 0.6 / 7, 0.03)],

@@ -99,6 +99,7 @@ def test_a_file_in_which_one_share_is_missing_skips_that_image(
     assert "is missing, and other heatmaps of the file have one" in results.skipped[names[0]]
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_draws_only_what_is_missing(
     photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

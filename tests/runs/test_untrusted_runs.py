@@ -166,6 +166,7 @@ def test_settings_with_anything_in_a_place_are_taken_or_refused(name: str, value
     reads(lambda: config_from(BASE | {name: value}))
 
 
+@pytest.mark.slow
 def test_all_of_them_stay_within_little_memory(tmp_path: Path, adapter: Path, saved: Path) -> None:
     npz(tmp_path / "large.npz", npy("(8000, 16000)"))
     (tmp_path / "RUN.toml").write_text("methods = " + "[" * DEEP)

@@ -154,6 +154,7 @@ def test_an_adapter_explains_and_its_heatmaps_are_scored(
     assert summary["heatmaps"]["msi"]["mean"] == pytest.approx(by_hand.mean()["msi"], abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_a_run_that_was_stopped_ends_as_one_in_a_single_go(
     sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -410,6 +411,7 @@ def test_the_list_of_methods_has_lax(sufficit) -> None:
     assert "train-lax" in row
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default:The model names:UserWarning")
 def test_folders_in_another_order_than_the_classes_are_told(sufficit, tmp_path: Path) -> None:
     data = write_digits(tmp_path / "digits", N)
@@ -467,6 +469,7 @@ def test_what_is_wrong_is_told_in_a_line(
     assert not (tmp_path / "lax").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_a_training_that_stops_early_says_so(
     sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -567,6 +570,7 @@ def test_unreadable_pictures_are_counted_and_named(sufficit, tmp_path: Path) -> 
         assert record["n_trained_on"] + record["n_validated_on"] == 12
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_a_full_disk_leaves_the_earlier_checkpoint_and_adapter_whole(
     sufficit, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -594,6 +598,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_adapter_whole(
     assert len(json.loads((out / "run.json").read_text())["history"]) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_features_may_be_cached_and_pictures_read_by_workers(
     sufficit, digits: Path, tmp_path: Path, trained: Path
@@ -611,6 +616,7 @@ def test_features_may_be_cached_and_pictures_read_by_workers(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("coarse")
 def test_half_precision_trains_to_nearly_the_same(
     sufficit, digits: Path, tmp_path: Path, trained: Path
@@ -708,6 +714,7 @@ def test_processes_in_step_get_as_many_batches_as_there_are() -> None:
         list(replace_missing([None, None]))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.usefixtures("coarse")
 @pytest.mark.parametrize("workers", [0, 1])

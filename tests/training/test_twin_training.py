@@ -252,6 +252,7 @@ def test_a_twin_knows_masked_images_better_and_whole_ones_nearly_as_well() -> No
     assert after["validation_loss"] < 0.8 * before["validation_loss"]
 
 
+@pytest.mark.slow
 def test_scores_of_a_twin_hang_less_on_the_fill_on_digits() -> None:
     digits = Classifier.load("sufficit:digits")
     shown, held = synthetic_digits(192, seed=1, held_out=False), synthetic_digits(12, seed=3)

@@ -226,6 +226,7 @@ def test_one_image_at_a_time_reaches_the_model(
     assert answers == [200] * 5
 
 
+@pytest.mark.slow
 def test_requests_leave_no_tensors_behind(client: TestClient, digit: bytes) -> None:
     def tensors() -> int:
         gc.collect()

@@ -166,6 +166,7 @@ def test_the_slider_shows_the_masked_images_and_the_predictions(
     assert tab.drawn() == ("kpca-cam", 10)
 
 
+@pytest.mark.slow
 def test_changed_settings_take_effect_at_once(
     tab: PageTab, service: Service, digit_file: Path
 ) -> None:
@@ -403,6 +404,7 @@ def test_the_model_can_be_asked_about_any_size(
     assert "enough" in told["sentence"]
 
 
+@pytest.mark.slow
 def test_another_image_is_cut_by_size_too(
     tab: PageTab, digit_file: Path, encode: Callable[..., bytes], tmp_path: Path
 ) -> None:
@@ -459,6 +461,7 @@ def test_it_opens_on_the_best_method(tab: PageTab, digit_file: Path) -> None:
     assert tab.drawn()[0] == "finer-cam", "what the user chose stays"
 
 
+@pytest.mark.slow
 def test_a_link_restores_an_example_its_method_and_threshold(
     browser: Any, service: Service, digit: bytes
 ) -> None:
@@ -528,6 +531,7 @@ def test_class_agnostic_methods_are_marked_one_hover_away(tab: PageTab, digit_fi
         assert (said in (label.get_attribute("title") or "")) == bool(mark)
 
 
+@pytest.mark.slow
 def test_a_bad_upload_greys_the_old_result_and_says_so_at_the_upload(
     tab: PageTab, digit_file: Path, tmp_path: Path
 ) -> None:
@@ -550,6 +554,7 @@ def test_a_bad_upload_greys_the_old_result_and_says_so_at_the_upload(
 RED = [0, 31, 85, 136, 186, 227, 249, 249, 252]  # of the colours of a heatmap
 
 
+@pytest.mark.slow
 def test_colours_have_no_bands_at_coarse_steps(
     tab: PageTab, service: Service, digit_file: Path
 ) -> None:

@@ -127,6 +127,7 @@ def test_wrong_options_get_one_clear_line(sufficit, served: dict[str, Any], tmp_
     assert served == {}
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 def test_it_answers_until_it_is_interrupted() -> None:
     command = [sys.executable, "-m", "sufficit.cli", *DIGITS]

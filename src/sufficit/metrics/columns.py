@@ -77,7 +77,8 @@ def base_score(predictions: Predictions, schedule: Schedule) -> Tensor:
 
 
 def mask_penalty(predictions: Predictions, schedule: Schedule) -> Tensor:
-    """Share of the pixels at or above a_min: [N]."""
+    """Share of the pixels at or above a_min, the size of the mask: [N]."""
+    # `predict` has counted the pixels of each band.
     return predictions.share(*_penalty_bands(schedule))
 
 
