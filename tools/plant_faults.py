@@ -108,8 +108,8 @@ FAULTS: tuple[Fault, ...] = (
         "ties-backwards",
         "tied pixels are ranked in reverse order",
         "perturbation/bands.py",
-        "order = flat.argsort(dim=1, descending=True, stable=True)",
-        "order = flat.argsort(dim=1, stable=True).flip(1)",
+        "values, order = heatmaps.flatten(1).sort(dim=1, descending=True, stable=True)",
+        "values, order = (one.flip(1) for one in heatmaps.flatten(1).sort(dim=1, stable=True))",
         f"{EVALUATE} -k tied",
     ),
     Fault(

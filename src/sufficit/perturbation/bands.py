@@ -104,9 +104,14 @@ def ranks(heatmaps: Tensor) -> Tensor:
     tensor([[[3., 0.],
              [1., 2.]]])
     """
-    flat = heatmaps.flatten(1)
-    order = flat.argsort(dim=1, descending=True, stable=True)
+    _, order = _falling(heatmaps)
     return _places(order).view_as(heatmaps)
+
+
+def _falling(heatmaps: Tensor) -> tuple[Tensor, Tensor]:
+    """Return values and pixels, largest value first, ties in pixel order: [N,HW] twice."""
+    values, order = heatmaps.flatten(1).sort(dim=1, descending=True, stable=True)
+    return values, order
 
 
 def _places(order: Tensor) -> Tensor:
@@ -135,7 +140,7 @@ def ranks_and_runs(heatmaps: Tensor, bands: Sequence[Band]) -> tuple[Tensor, Ten
 
     Edges of bands are float32, so that the values of float64 maps are compared in it.
     """
-    values, order = heatmaps.flatten(1).sort(dim=1, descending=True, stable=True)
+    values, order = _falling(heatmaps)
     return _places(order).view_as(heatmaps), _runs(values.float().flip(1), bands)
 
 
