@@ -210,6 +210,7 @@ def _check_finished(scoring: Scoring) -> None:
         )
 
 
+# Its parameters are the fields of a `Batch`, and how the whole images are asked.
 def batch_of(
     classifier: Classifier,
     images: Tensor,

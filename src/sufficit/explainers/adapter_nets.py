@@ -27,6 +27,7 @@ class TopDown(nn.Module):
     every cell of the last stage.
     """
 
+    # They are what an adapter stores to build its net again.
     def __init__(
         self,
         channels: Sequence[int],

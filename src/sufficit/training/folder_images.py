@@ -38,6 +38,7 @@ class TrainingImages:
     steps, a neighbouring batch replaces it.
     """
 
+    # They are settings that one place passes on, from `ReadingOptions` and the processes.
     def __init__(
         self,
         part: Part,

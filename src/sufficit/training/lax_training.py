@@ -327,6 +327,7 @@ def class_weights(classifier: Classifier, images: Tensor, layer: str) -> Tensor:
 class LaxTrainer(Trainer):
     """Trains an adapter and keeps the one of the best epoch."""
 
+    # What is trained comes first; then the options of `train_lax` that only a trainer needs.
     def __init__(
         self,
         feed: Feed,
@@ -488,6 +489,7 @@ class LaxTrainer(Trainer):
 class OrderTrainer(LaxTrainer):
     """Trains an order of the pixels, keeps its last weights, and finds the size to cut it at."""
 
+    # The parameters of `LaxTrainer` that an order has.
     def __init__(
         self,
         feed: Feed,

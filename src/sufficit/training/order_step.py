@@ -21,6 +21,7 @@ SMALLEST = 0.6  # side of a crop
 HALVINGS, NEWTON_STEPS = 8, 3  # towards a threshold
 
 
+# A step is a pure function, tested against a slow one, so that all it depends on comes in here.
 def order_step(
     classifier: Classifier,
     lax: Lax,

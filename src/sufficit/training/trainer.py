@@ -56,6 +56,7 @@ class Trainer:
     Every process calls the same methods; the first one writes.
     """
 
+    # It serves LAX and twins: what they do differently comes in as arguments.
     def __init__(
         self,
         module: nn.Module,

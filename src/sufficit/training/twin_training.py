@@ -223,6 +223,7 @@ def _logits(classifier: Classifier, images: Tensor) -> Tensor:
 class TwinTrainer(Trainer):
     """Tunes a copy of the feed's classifier and keeps that of the best epoch."""
 
+    # The options of `train_twin` that only a trainer needs.
     def __init__(
         self,
         feed: Feed,
